@@ -36,7 +36,7 @@ class Basis(NamedTuple):
 def orthogonal_basis(weights: np.ndarray, points: np.ndarray, count: int) -> Basis:
     """Return ``count`` polynomials that are orthogonal for the sum of ``weights`` at ``points``, both [m].
 
-    The unit is its standard deviation. Further polynomials than it has points are any.
+    The unit is the sum's standard deviation. Polynomials beyond the number of points are arbitrary.
     """
     kept = weights > NO_WEIGHT * weights.sum()
     weights, points = weights[kept], points[kept]
@@ -98,7 +98,10 @@ def gauss_rule(sums: np.ndarray, basis: Basis) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _jacobi(sums: np.ndarray, basis: Basis) -> tuple[np.ndarray, np.ndarray]:
-    """Return the diagonal [n, m] and the squares beside it [n - 1, m], by the modified Chebyshev algorithm."""
+    """Return the Jacobi matrices' diagonals [n, m] and squared off-diagonals [n - 1, m].
+
+    They come from the modified Chebyshev algorithm.
+    """
     count = len(sums) // 2
     means, squares = basis.means[:, None], basis.squares[:, None]
     diagonal, beside = np.empty((count, sums.shape[1])), np.zeros((count - 1, sums.shape[1]))

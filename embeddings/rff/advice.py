@@ -96,8 +96,8 @@ def dim_for(
 ) -> DimChoice:
     """Find the smallest dim at which the largest kernel error on the user's own vectors is at most ``epsilon``.
 
-    Multiples of 2d are tried, in growing steps. Errors are measured over all pairs of the sampled vectors, with the same
-    frequencies as a view with this seed.
+    Multiples of 2d are tried, in growing steps. Errors are measured over all pairs of the sampled vectors, with the
+    same frequencies as a view with this seed.
 
     Args:
         epsilon: the kernel error to reach.

@@ -90,8 +90,8 @@ def chunks(table: TableConfig) -> list[tuple[int, int]]:
 def chunks_to_write(table: TableConfig) -> list[tuple[int, int]]:
     """Return the ranges of local rows that must be written: none with init ``zero``, else as :func:`chunks`.
 
-    For a dynamic table it is only the rows of padding and unknown ids. Other rows start as zeros, and writing them would
-    allocate their memory.
+    For a dynamic table it is only the rows of padding and unknown ids. Other rows start as zeros, and writing them
+    would allocate their memory.
     """
     if table.init.kind == "zero":
         return []

@@ -290,7 +290,8 @@ def _keys_of_arrow(ids: pa.Array | pa.ChunkedArray, query: bool) -> Array:
 
 
 def impossible_ids(ids: pa.Array) -> pa.BooleanArray:
-    """Flag strings that cannot be item ids: longer than MAX_ID_BYTES, or with a NUL character; nulls are not flagged."""
+    """Flag strings that cannot be item ids: longer than MAX_ID_BYTES, or with a NUL character; a null is not flagged.
+    """
     long, nul = pc.greater(pc.binary_length(ids), MAX_ID_BYTES), pc.match_substring(ids, "\0")
     return pc.fill_null(pc.or_(long, nul), False)
 

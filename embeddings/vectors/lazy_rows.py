@@ -1,8 +1,8 @@
 """Rows of vectors that are computed when they are read, a part at a time; torch-free.
 
 So a refresh can handle collections that are larger than memory. :class:`Rows` is used like an array [n, d]: it has
-``len`` and ``shape``, and indexing with a slice or row numbers computes rows. Code that reads in chunks never holds more
-than a chunk.
+``len`` and ``shape``, and indexing with a slice or row numbers computes rows. Code that reads in chunks never holds
+more than a chunk.
 """
 
 from __future__ import annotations
