@@ -28,8 +28,7 @@ Bounds = Literal["fatal", "ignore"]
 
 
 class Record(NamedTuple):
-    """The record of one backward pass: the ids that its forward pass looked up, after swaps, and the output's gradient.
-    """
+    """The record of one backward pass: the ids of its forward pass, after swaps, and the output's gradient."""
 
     indices: torch.Tensor  # int32 or int64 [n]
     offsets: torch.Tensor  # int32 or int64 [F * B + 1]
@@ -94,8 +93,7 @@ class Kernel(Protocol):
         ...
 
     def read(self, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
-        """Return a copy of local rows of table ``t``, deferred updates applied, [len(rows), dim]; the rows must exist.
-        """
+        """Return a copy of existing local rows of table ``t``, deferred updates applied, [len(rows), dim]."""
         ...
 
     def update(

@@ -96,8 +96,7 @@ class ReferenceKernel:
         last[rows] = step
 
     def _stored(self, t: int, rows: torch.Tensor, theta: torch.Tensor, step: int) -> torch.Tensor:
-        """Return ``theta`` in the type of stored rows, rounded by :mod:`embeddings.optim.stochastic_rounding` if half.
-        """
+        """Return ``theta`` in the type of stored rows; half types by :mod:`embeddings.optim.stochastic_rounding`."""
         layout, table = self.layout, self.layout.tables[t]
         if layout.dtype == layout.compute_dtype:
             return theta

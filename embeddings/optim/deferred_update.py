@@ -178,8 +178,7 @@ class DeferredUpdateCoefficients:
                 self._log_done, self.log_slope = True, float(np.log1p(-decay[-1]))
 
     def for_rows(self, last_update_step: np.ndarray) -> tuple[np.ndarray, list[Movement]]:
-        """Return (P [n], movements) of rows last touched at the given steps [n]: a read gives P theta - all movements.
-        """
+        """Return (P [n], movements) of rows last touched at the given steps: a read gives P theta - all movements."""
         idle, owing = self._idle(last_update_step)
         decay = self.decay[np.minimum(idle, len(self.decay) - 1)]
         if self._weight_decay:

@@ -76,8 +76,7 @@ class Store:
         raise UnknownView(f"no collection has a view '{view}'")
 
     def seen_view_collection(self, view: str) -> Collection | None:
-        """Return the collection that has the view ``view`` without a search; None if not found by an earlier search.
-        """
+        """Return the collection that has the view, without a search; None if no earlier search has found it."""
         known = self._view_collections.get(view)
         return known if known is not None and known.knows_view(view) else None
 

@@ -101,8 +101,7 @@ class NeighborSearch:
 
 
 def build_index(vectors: Array, statuses: Array, path: Path, *, threads: int = 1) -> None:
-    """Write the index of all rows that are neither missing nor zero to ``path``, in one step, with float16 directions.
-    """
+    """Write an index of all rows that are neither missing nor zero to ``path``, in one step, as float16 directions."""
     from usearch.index import Index
 
     inverse_norms, usable = _inverse_norms(vectors, statuses)

@@ -331,8 +331,7 @@ class ViewRegistry:
 
 
 def _mark(path: Path) -> tuple[int, ...] | None:
-    """Return a value that changes when the file is replaced or rewritten; None if there is no file.
-    """
+    """Return a value that changes when the file is replaced or rewritten; None if there is no file."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

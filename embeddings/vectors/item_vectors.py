@@ -290,8 +290,7 @@ def _keys_of_arrow(ids: pa.Array | pa.ChunkedArray, query: bool) -> Array:
 
 
 def impossible_ids(ids: pa.Array) -> pa.BooleanArray:
-    """Flag strings that cannot be item ids: longer than MAX_ID_BYTES, or with a NUL character; a null is not flagged.
-    """
+    """Flag strings that cannot be item ids: longer than MAX_ID_BYTES, or with a NUL character; nulls are no error."""
     long, nul = pc.greater(pc.binary_length(ids), MAX_ID_BYTES), pc.match_substring(ids, "\0")
     return pc.fill_null(pc.or_(long, nul), False)
 
@@ -333,8 +332,7 @@ def show_key(key: Any) -> str:
 
 
 def find_rows(keys: Array, queries: Array) -> Array:
-    """Return the row of each query in ``keys``, which must be sorted, int64 [len(queries)]; -1 if absent; O(q log n).
-    """
+    """Return the row of each query in ``keys``, which must be sorted; int64 [len(queries)], -1 if absent."""
     if not len(keys) or not len(queries):
         return np.full(len(queries), -1, dtype=np.int64)
     if keys.dtype.kind != queries.dtype.kind:

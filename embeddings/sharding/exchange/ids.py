@@ -71,8 +71,7 @@ class IdExchange(KJTAllToAll):
 
 
 class Received(KJTAllToAllTensorsAwaitable):
-    """Features that have arrived, for TorchRec, which reads each rank's number of ids and samples from this class.
-    """
+    """Features that have arrived; TorchRec reads each rank's number of ids and samples from this class."""
 
     def __init__(
         self, features: KeyedJaggedTensor, *, sent: list[int], received: list[int], batch_sizes: list[int]

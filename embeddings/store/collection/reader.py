@@ -44,7 +44,9 @@ class CollectionReader:
     # --- what is known of a version --------------------------------------------------------------------------------
 
     def resolve(self, version: str) -> str:
-        """Return ``version``, or the current version's name for ``current``; raise UnknownVersion, UnknownCollection.
+        """Return the version's name, that of the current one for ``current``; raise UnknownVersion, UnknownCollection.
+
+        A given name is checked to exist.
         """
         name = self._files.name
         served = self._files.pointer.read()
@@ -282,8 +284,7 @@ class CollectionReader:
         return False
 
     def _instead_of(self, name: str, error: CorruptStore) -> VersionReader:
-        """Return a reader of the undamaged version that was served last before the damaged one; else raise ``error``.
-        """
+        """Return a reader of the undamaged version served last before the damaged one; raise ``error`` without one."""
         for previous in reversed(self._files.pointer.read().versions):
             if previous != name:
                 with contextlib.suppress(CorruptStore, UnknownVersion):
