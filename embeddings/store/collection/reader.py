@@ -13,6 +13,7 @@ import numpy as np
 from embeddings.store.collection.directory import VERSION_PATTERN, CollectionDirectory, Lookup
 from embeddings.store.files import CorruptStore, RowsGone, UnknownCollection, UnknownVersion
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, VersionRecord
+from embeddings.store.pointer import Served
 from embeddings.store.version import VersionReader
 from embeddings.store.views import ROTATION_FILE, ViewRegistry, read_matrix
 from embeddings.vectors.item_vectors import Array
@@ -44,13 +45,10 @@ class CollectionReader:
     # --- what is known of a version --------------------------------------------------------------------------------
 
     def resolve(self, version: str) -> str:
-        """Return the version's name, that of the current one for ``current``; raise UnknownVersion, UnknownCollection.
-
-        A given name is checked to exist.
-        """
+        """Return ``version`` if it exists, for ``current`` the current one; raise UnknownVersion, UnknownCollection."""
         name = self._files.name
         served = self._files.pointer.read()
-        self._forget_replaced(served.erasures)
+        self._forget_replaced(served)
         if version == "current":
             current = served.version
             if current is None:
@@ -202,8 +200,7 @@ class CollectionReader:
     def damaged(self) -> dict[str, str]:
         """Return descriptions of the damage that this process found, by version (see Collection.damaged)."""
         with self._lock:
-            damaged = dict(self._damaged)
-        return {name: why for name, why in damaged.items() if self._files.manifest_mark(name) is not None}
+            return dict(self._damaged)
 
     def forget(self, *versions: str) -> None:
         """Drop manifests and readers of the given versions from the cache, or of all; open readers stay readable."""
@@ -213,22 +210,27 @@ class CollectionReader:
                     known.pop(version, None)
         self._views.forget_rows()
 
-    def _forget_replaced(self, erasures: int) -> None:
-        """Forget all versions after an erasure, and versions whose manifest was replaced when CURRENT has changed.
+    def _forget_replaced(self, served: Served) -> None:
+        """Forget all versions after an erasure, and versions that were replaced or are gone when CURRENT has changed.
 
         A store restored from a backup may give a name that this process has seen to another version.
         """
-        if erasures != self._erasures:
+        if served.erasures != self._erasures:
             self.forget()
-            self._erasures = erasures
-        if (mark := self._files.pointer.mark) != self._pointer_mark:
-            with self._lock:
-                known = dict(self._marks)
-            if replaced := [name for name, seen in known.items() if self._files.manifest_mark(name) != seen]:
-                self.forget(*replaced)
-                for name in replaced:
-                    self._damaged.pop(name, None)
-            self._pointer_mark = mark
+            self._erasures = served.erasures
+        if (mark := self._files.pointer.mark) == self._pointer_mark:
+            return
+        with self._lock:
+            marks, damaged = dict(self._marks), set(self._damaged)
+        replaced = {name for name, seen in marks.items() if self._files.manifest_mark(name) != seen}
+        if replaced:
+            self.forget(*replaced)
+        unnamed = damaged.difference(served.versions)
+        gone = {name for name in unnamed if self._files.manifest_mark(name) is None}
+        with self._lock:
+            for name in (replaced | gone) & damaged:
+                self._damaged.pop(name, None)
+        self._pointer_mark = mark
 
     def _open(self, version: str) -> VersionReader:
         if version != "current":
