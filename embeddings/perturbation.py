@@ -1,8 +1,8 @@
 """Move touched rows along their gradient for a second lookup, then put them back bit for bit, as SAM needs.
 
-SAM is sharpness-aware minimization. The deferred update of a row is applied before it is moved. The second lookup of
-the same step so reads theta_read + scale g, however long the row was not touched. Meanwhile the row is stored with
-state 0 and as touched by the last step, so that no update of it is deferred.
+SAM is sharpness-aware minimization. Before a row is moved, its deferred update is applied. So the second lookup of
+the same step reads theta_read + scale g, however long ago the row was touched. Until it is restored, the row is stored
+with state 0 and as touched by the last step, so that no update of it is deferred.
 """
 
 from __future__ import annotations

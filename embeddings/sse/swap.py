@@ -1,4 +1,4 @@
-"""Stochastic Shared Embeddings (Wu et al., NeurIPS 2019): an id is sometimes swapped for another one of its table.
+"""Stochastic Shared Embeddings (Wu et al., NeurIPS 2019): an id is sometimes swapped for another id of its table.
 
 SSE-SE (equation 5): p(j, j) = 1 - p0 and p(j, k) = p0 / (N - 1) for each of the other N - 1 live rows k: the row itself
 is never drawn on a hit. Rows below ``first_live_row`` (padding, unknown) are neither swapped nor drawn; with
@@ -16,9 +16,10 @@ Every draw is fixed bit for bit: Philox4x32-10 with key (seed, crc32(table)) and
 (step, index, crc32(feature) & 0xffff0000 | position & 0xffff, stream), where ``position`` is the index in a sample's
 list.
 
-Which samples hit is drawn as distances, for each position and each block of 2^s samples (s: :func:`block_shift`;
-``index`` = sample >> s, ``sample`` being that in the global batch) anew: the first hit is so far behind sample -1 of
-the block, each other one so far behind the one before, until the block ends. Distance n is the number of words of
+The samples that hit (are swapped) are drawn as distances, anew for each position and each block of 2^s samples. Here s
+is :func:`block_shift`, ``index`` = sample >> s, and ``sample`` is the sample's index in the global batch. Distance 0
+leads from sample -1 of the block to the first hit, each further distance from one hit to the next. Distance n is the
+number of words of
 :func:`distance_thresholds` that are not above word ``n & 3`` of stream 2^30 + n >> 2, plus 1: geometric, so that each
 sample hits with probability p0, independently. A block has 256 samples, or as many as make two hits likely if those
 are fewer: at p0 = .01 its 256 samples take three or four words.

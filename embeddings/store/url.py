@@ -51,8 +51,8 @@ def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) ->
     """Split the URL of a remote store into its parts.
 
     Options of every store: ``cache`` (directory of the mirror; default ``EVENKEEL_HOME/cache/...``),
-    ``follow_seconds`` (largest age of the mirror's state; default ``follow_seconds``), ``lease_seconds`` (time for
-    which a dead writer blocks others). ``known`` are the names of further options that this kind of store has.
+    ``follow_seconds`` (largest age of the mirror's state; default: the argument of that name), ``lease_seconds`` (time
+    for which a dead writer blocks others). ``known`` are the names of further options of this kind of store.
 
     Raises:
         ValueError: an unknown option, or an invalid value.
