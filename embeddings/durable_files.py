@@ -1,7 +1,7 @@
 """Files and folders that appear whole or not at all, and are still there after a power failure.
 
-A reader sees what was there before or what is there now: everything is written beside its place, synced, and renamed.
-What a writer that was killed leaves is named ``.tmp-NAME-RANDOM.tmp``. Without torch.
+A reader sees the old content or the new: a file is written under a temporary name in the same folder, synced, and
+renamed. A killed writer leaves files named ``.tmp-NAME-RANDOM.tmp``. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def fsync_path(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Sync every file and folder below ``folder``, and itself."""
+    """Sync ``folder`` and every file and folder below it to the disk."""
     for directory, _, names in os.walk(folder):
         for name in names:
             fsync_path(Path(directory) / name)
@@ -34,7 +34,7 @@ def fsync_tree(folder: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create ``path`` and its parents, durably."""
+    """Create ``path`` and its missing parents, and sync them to the disk."""
     if path.is_dir():
         return
     make_directory(path.parent)
@@ -44,18 +44,18 @@ def make_directory(path: Path) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return a name beside ``path`` that nobody else has."""
+    """Return a path in the folder of ``path``, with a random name that nothing else has."""
     return path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}.tmp")
 
 
 @contextlib.contextmanager
 def appearing(path: Path, *, durable: bool = True, fence: Callable[[], None] | None = None) -> Iterator[Path]:
-    """Yield a name beside ``path`` for a file or folder, which takes its place when the body is done.
+    """Yield a temporary path for a new file or folder, which is renamed to ``path`` when the body is done.
 
     Args:
-        path: Where it will be; a file that is there is replaced.
-        durable: Whether it is synced before and after the switch; without, a reader still never sees a part of it.
-        fence: Called right before the switch. What it raises leaves what was there.
+        path: Final path; a file that exists there is replaced.
+        durable: True to sync before and after the renaming; even with False a reader never sees half a file.
+        fence: Function called right before the renaming. If it raises, ``path`` stays as it was.
 
     Raises:
         OSError: The disk is full, or ``path`` is a folder that is there already; nothing is left behind.
@@ -91,9 +91,9 @@ def write_file(
     durable: bool = True,
     fence: Callable[[], None] | None = None,
 ) -> None:
-    """Put ``data`` at ``path`` in one step; ``durable`` and ``fence`` are as of :func:`appearing`.
+    """Put ``data`` at ``path`` in one step; ``durable`` and ``fence`` are as in :func:`appearing`.
 
-    ``mode``: who may read it, from its first byte on, less the process's umask.
+    ``mode`` are the file's permissions from its first byte on, less the process's umask.
     """
     with appearing(path, durable=durable, fence=fence) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -102,7 +102,7 @@ def write_file(
 
 
 def write_json(path: Path, document: object, *, fence: Callable[[], None] | None = None) -> None:
-    """Put ``document`` at ``path`` as JSON in one step, durably."""
+    """Put ``document`` at ``path`` as JSON in one step, synced to the disk."""
     write_file(path, json.dumps(document, indent=1).encode(), fence=fence)
 
 

@@ -25,32 +25,34 @@ MAX_STEP = torch.iinfo(torch.int32).max
 class EmbeddingTables(torch.nn.Module):
     """A group of embedding tables with one row optimizer and one backend.
 
-    Rows are no ``torch.nn.Parameter``: dense optimizers, DDP and ``state_dict`` do not see them. Save and restore
-    ``weight``, ``state`` and ``completed_steps``.
+    Rows are not ``torch.nn.Parameter``: dense optimizers, DDP and ``state_dict`` do not see them. Save and restore
+    ``weight``, ``state``, ``completed_steps`` and ``birth_step`` yourself.
 
-    All arguments but the first two have defaults and go by keyword: what a group of tables is, in one call.
+    All arguments but the first two have defaults and are given by keyword.
 
     Args:
         tables: one config for each table; features are unique over all of them.
-        optimizer: what :meth:`step` applies.
-        sse: for each feature that takes part, its swap probability and graph. Swaps happen in training mode only.
-        seed: of the initial rows and the SSE draws.
+        optimizer: the row optimizer that :meth:`step` applies.
+        sse: swap probability and graph of each feature whose ids Stochastic Shared Embeddings (SSE) swaps, by feature
+            name. Swaps happen in training mode only.
+        seed: seed of the initial rows and the SSE draws.
         backend: ``cpu`` (compiled, parallel over samples and rows), ``triton`` (for a GPU, which ``device`` then
             names), ``fbgemm`` (its fused SGD, Adagrad and rowwise Adagrad) or ``reference`` (plain torch); left out:
             :func:`default_backend` of the device.
-        dtype: of stored rows: torch.float64, float32, float16 or bfloat16. Output, gradients and sums are float32 for
-            half rows, which are stored with stochastic rounding, and ``dtype`` otherwise.
-        state_dtype: of optimizer state, torch.float64 beside such rows alone; left out: that of the output.
-        device: where the tables are; left out: the CPU, or for ``triton`` the current GPU.
+        dtype: type of stored rows: torch.float64, float32, float16 or bfloat16. Output, gradients and sums are float32
+            for half-precision rows, which are stored with stochastic rounding, and ``dtype`` otherwise.
+        state_dtype: type of optimizer state; torch.float64 only if rows are float64 too. Left out: the type of the
+            output.
+        device: device that holds the tables; left out: the CPU, or for ``triton`` the current GPU.
         bounds: an id outside its table is an error (``fatal``), or counts as padding (``ignore``): it adds nothing, is
             not counted by a mean, and touches nothing.
-        sse_outside: the caller swaps ids itself (:func:`embeddings.kernels.swap.swap`), because rows are split over
-        ranks.
+        sse_outside: True if the caller swaps ids itself (:func:`embeddings.kernels.swap.swap`), because rows are split
+            over ranks.
 
     Attributes:
         features: the features in the order that ``forward`` takes and returns them.
-        birth_step: the steps completed when rows and state were initial. Rows count their steps, and the optimizer its
-            own, from there; saved and restored with ``completed_steps``.
+        birth_step: number of steps that were completed when rows and state were last set to initial values. Rows and
+            optimizer count their steps from it. Save and restore it with ``completed_steps``.
 
     Raises:
         ValueError: no table, names that are not unique, ``sse`` of a feature that no table has or whose rows are split,
@@ -161,7 +163,7 @@ class EmbeddingTables(torch.nn.Module):
     # --- training ----------------------------------------------------------------------------------------------------
 
     def set_context(self, step: int, sample_offset: int = 0) -> None:
-        """Set which step is computed next, K + 1, and where in the global batch this rank's samples start.
+        """Set the number of the next step, and the index in the global batch of this rank's first sample.
 
         Raises:
             ValueError: ``step`` does not follow ``completed_steps``.
@@ -173,7 +175,7 @@ class EmbeddingTables(torch.nn.Module):
     def forward(
         self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Look up rows as of now, and pool them.
+        """Look up rows as they are after the completed steps, and pool them.
 
         Args:
             indices: local row numbers, int32 or int64 [n], feature by feature (in the order of ``features``), sample by
@@ -236,9 +238,9 @@ class EmbeddingTables(torch.nn.Module):
         return None if self._idle is None else self._idle.at(self.completed_steps - self.birth_step)
 
     def _record(self, record: Record) -> None:
-        """Keep what backward recorded for the step.
+        """Keep ids and output gradient of one backward pass until the next :meth:`step`.
 
-        Replicas keep other ranks' records too (embeddings.sharding.replicas).
+        Data-parallel tables keep other ranks' records too (embeddings.sharding.replicas).
         """
         self._records.append(record)
 
@@ -252,7 +254,7 @@ class EmbeddingTables(torch.nn.Module):
         return all(_is_finite(record.grad) for record in self._records)
 
     def non_finite_tables(self) -> list[str]:
-        """Return the tables with a recorded output gradient that is not finite."""
+        """Return the names of the tables with a recorded output gradient that is not finite."""
         return sorted(
             {
                 self.layout.tables[slot.table].name
@@ -272,24 +274,23 @@ class EmbeddingTables(torch.nn.Module):
         return record.grad[int(ends[0]) : int(ends[1])]
 
     def gradient_squared_norm(self) -> float:
-        """Return the sum over all touched rows of |g|^2, g being the sum of what backward recorded for the row.
+        """Return the sum over all touched rows of |g|^2, where g is the sum of the row's recorded gradients.
 
-        The global norm of the gradient is the root of the sum of these over tables and ranks; see ``scale`` of
-        :meth:`step`.
+        To clip to a global norm, add these sums over all groups of tables and ranks, and take the root; see ``scale``
+        of :meth:`step`.
         """
         return self._kernel.squared_norm(self._records) if self._records else 0.0
 
     def step(self, k: int, scale: float = 1.0) -> None:
-        """Apply what backward recorded since the last step, once, as step ``k`` = completed_steps + 1.
+        """Apply the gradients that backward recorded since the last step, as step ``k`` = completed_steps + 1.
 
-        Every gradient is first multiplied by ``scale``: clipping to a global norm. Where this raises, no row and no
-        state has changed and what backward recorded is still there: the same step can be tried again, or given up by
-        :meth:`discard`.
+        Every gradient is first multiplied by ``scale``, to clip to a global norm. If this raises, rows, state and
+        recorded gradients are unchanged: call it again, or give the step up with :meth:`discard`.
 
         Raises:
             ValueError: ``k`` does not follow ``completed_steps``, or does not fit last_update_step, which is int32; on
                 a GPU also a bad id of a lookup before.
-            MemoryError: there is none to sort the ids of the step.
+            MemoryError: there is not enough memory to sort the ids of the step.
         """
         if k != self.completed_steps + 1:
             raise ValueError(f"step {k} does not follow {self.completed_steps} completed steps")
@@ -301,7 +302,7 @@ class EmbeddingTables(torch.nn.Module):
         self._completed_steps = k
 
     def discard(self) -> None:
-        """Drop what backward recorded, and what is known of bad ids in it."""
+        """Drop the gradients that backward recorded, and any report of bad ids from their lookups."""
         self._records.clear()
         if hasattr(self._kernel, "forget"):
             self._kernel.forget()
@@ -309,19 +310,19 @@ class EmbeddingTables(torch.nn.Module):
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def weight(self, name: str) -> torch.Tensor:
-        """Return the rows of table ``name`` as stored, a view [row_count, dim]: not what a lookup reads.
+        """Return the rows of table ``name`` as stored, a view [row_count, dim]; a lookup may read other values.
 
         Stored rows lack their deferred updates, and with dense moments a row is stored ahead of its momentum
-        (:mod:`embeddings.optim.deferred_update`), so rows and state belong together, and to the settings of the
-        optimizer.
+        (:mod:`embeddings.optim.deferred_update`). So stored rows have a meaning only together with the state and the
+        settings of the optimizer.
         """
         return self.layout.weight(self._number(name))
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
-        """Return the optimizer state of table ``name``, views; raise ValueError for another name.
+        """Return views of the optimizer state of table ``name``, by name of the part; raise ValueError if unknown.
 
-        The state is m and v, or v, or sum, [rows, dim], and last_update_step int32 [rows]. RowwiseAdagrad's sum and
-        RowwiseAdam's v are [rows].
+        The parts are m and v, or v, or sum, each [rows, dim], and last_update_step, int32 [rows]. RowwiseAdagrad's sum
+        and RowwiseAdam's v are [rows].
         """
         t = self._number(name)
         state = {vector: self.layout.vector(t, vector) for vector in self.layout.vector_names}
@@ -330,10 +331,11 @@ class EmbeddingTables(torch.nn.Module):
         return state
 
     def read(self, name: str, rows: torch.Tensor | None = None, *, decay: bool = True) -> torch.Tensor:
-        """Return rows as dense semantics would have them after ``completed_steps`` steps: a copy [len(rows), dim].
+        """Return a copy of rows, [len(rows), dim], with the deferred updates of all completed steps applied.
 
-        With ``decay=False`` the deferred movement by momentum is applied, but no decay since the last touch: published
-        directions are made of these rows. Reading changes nothing.
+        ``rows``, int64, are local row numbers; left out: all. With ``decay=False`` the deferred movement by momentum
+        is applied, but not the decay since the last touch: published directions are made of such rows. The stored rows
+        do not change.
 
         Raises:
             ValueError: no such table, or a row outside it.
@@ -350,7 +352,7 @@ class EmbeddingTables(torch.nn.Module):
         return read_rows_without_decay(self.layout, t, rows, idle)
 
     def load(self, name: str, weight: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
-        """Replace the stored rows and the optimizer state of a table; set ``completed_steps`` beside it.
+        """Replace the stored rows and the optimizer state of a table; the caller sets ``completed_steps`` as well.
 
         Raises:
             ValueError: no such table, a state of other parts than this optimizer's, or a part of another shape.
@@ -371,10 +373,11 @@ class EmbeddingTables(torch.nn.Module):
         self._may_be_ahead = True
 
     def renew(self, name: str, rows: torch.Tensor, keys: np.ndarray) -> None:
-        """Give local rows, int64 [n], to other ids: initial values of their keys, uint64 [n], no state, never touched.
+        """Give rows to new ids: set initial values drawn from the ids' ``keys``, and state as of a row never touched.
 
-        Call it between :meth:`step` and the next lookup, or for rows that no lookup since the last step has read: what
-        backward recorded of them would be applied to the new id.
+        ``rows`` are local row numbers, int64 [n]; ``keys`` are uint64 [n]. Call it between :meth:`step` and the next
+        lookup, or for rows that no lookup has read since the last step. Otherwise the old id's recorded gradient would
+        be applied to the new id.
 
         Raises:
             ValueError: no such table, or a row outside it.

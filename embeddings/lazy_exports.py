@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Exports of a package that are imported when they are first used."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def lazy_exports(package: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package, whose parts without torch must not wait for torch.
+    """Return a ``__getattr__`` for ``package`` that imports each export on first use.
 
-    The package names each export once, for type checkers too, under ``if TYPE_CHECKING:`` as
-    ``from MODULE import NAME as NAME``.
+    So the parts without torch can be imported without torch. The package names each export once, for type checkers
+    too, under ``if TYPE_CHECKING:`` as ``from MODULE import NAME as NAME``.
     """
     modules: dict[str, str] = {}
 

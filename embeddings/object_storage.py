@@ -20,7 +20,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import GCSStore, S3Store
 
 PART_BYTES = 8 << 20
-"""Bytes of a large file in one request. A host with 8 ranks holds PARTS_AT_ONCE of them for each."""
+"""Bytes of a large file in one request. Each rank of a host holds up to PARTS_AT_ONCE such parts in memory."""
 PARTS_AT_ONCE = 4
 DELETED_AT_ONCE = 1000
 RETRIES = 5
@@ -32,7 +32,7 @@ STORES: dict[str, tuple[type[S3Store] | type[GCSStore], str]] = {
     "s3": (S3Store, "AWS_ENDPOINT_URL"),
     "gs": (GCSStore, "GOOGLE_BASE_URL"),
 }
-"""Store class of each scheme, and the variable with the address of a server other than the provider's."""
+"""Store class of each URI scheme, and the environment variable with the address of another server."""
 
 Version = Mapping[str, Any]
 """Version of an object that a conditional put replaces: ``e_tag`` and ``version``."""
@@ -66,7 +66,7 @@ class ObjectStorage:
     def __init__(
         self, uri: str, *, retries: int = RETRIES, request_seconds: float = REQUEST_SECONDS, **options: Any
     ):  # fmt: skip
-        """Open the objects at ``uri``; ``options``: ``endpoint``, ``region`` and others of obstore's store."""
+        """Open the objects at ``uri``; ``options`` are those of obstore's store, such as ``endpoint``, ``region``."""
         url = urlsplit(uri)
         self.uri = uri.rstrip("/")
         kind, server = STORES[url.scheme]
@@ -102,7 +102,7 @@ class ObjectStorage:
         """Put ``data`` at ``name`` if the object there has this version (None: if there is no object).
 
         Returns:
-            The new version; None if the object has another one.
+            The new version; None if the object has another version than ``version``.
         """
         with self._reaching(name):
             try:
@@ -114,7 +114,7 @@ class ObjectStorage:
                 return now[1] if now is not None and now[0] == data else None
 
     def read_version(self, name: str) -> tuple[bytes, Version] | None:
-        """Read a small object and its version; None if there is none."""
+        """Read a small object and its version; return None if there is no such object."""
         try:
             with self._reaching(name):
                 found = obstore.get(self._store, name)
@@ -164,7 +164,7 @@ class ObjectStorage:
 
     @contextlib.contextmanager
     def _reaching(self, name: str) -> Iterator[None]:
-        """Turn errors of obstore into StorageError; errors of this host's own files pass unchanged."""
+        """Turn errors of obstore into StorageError; errors of the local file system pass unchanged."""
         where = f"{self.uri}/{name}"
         try:
             yield
@@ -184,12 +184,14 @@ class ObjectStorage:
 
 
 def _mode(version: Version | None) -> Any:
-    """Return obstore's mode of a put that replaces this version, or nothing."""
+    """Return obstore's mode for a put that replaces this version; with None, for a put of a new object."""
     return "create" if version is None else {name: value for name, value in version.items() if value is not None}
 
 
 def _profile() -> dict[str, Any]:
-    """Return the provider of credentials of a profile in ``~/.aws``, if the environment has no key and asks for one.
+    """Return obstore's options for the credentials of a profile in ``~/.aws``; empty if none is needed.
+
+    None is needed if the environment has a key, or if it neither names a profile nor has files with profiles.
 
     Raises:
         StorageError: boto3, which reads profiles, is not installed.

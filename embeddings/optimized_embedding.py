@@ -1,4 +1,4 @@
-"""An embedding for any torch module whose rows a row optimizer trains, such as AdamAR."""
+"""An embedding, for use in any torch module, whose rows are trained by a row optimizer such as AdamAR."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ TABLE = "embedding"
 
 
 class OptimizedEmbedding(torch.nn.Module):
-    """An embedding in the place of ``torch.nn.Embedding``, whose rows are trained by a row optimizer of its own.
+    """A replacement for ``torch.nn.Embedding`` whose rows are trained by a row optimizer of its own.
 
-    ``forward`` takes ids of any shape and gives a row for each. ``backward`` records the gradient, and :meth:`step`,
-    called beside the step of the optimizer of all other parameters, applies it: with decay and movement by
-    momentum also of rows that the batch did not have, at the cost of those that it had. Its rows are no parameters, and
-    cannot be tied to an output layer. ``state_dict`` holds rows, optimizer state and steps, so a resumed training goes
-    on bit for bit.
+    ``forward`` takes ids of any shape and gives a row for each. ``backward`` records the gradient, and :meth:`step`
+    applies it; call it next to the step of the optimizer of all other parameters. Rows outside the batch decay and
+    move by momentum too, but a step costs time only for rows in the batch. The rows are not parameters, and
+    cannot be tied to an output layer. ``state_dict`` holds rows, optimizer state and step counts, so resumed training
+    continues bit for bit.
 
     Args:
         num_embeddings: Number of rows.
         embedding_dim: Columns of a row.
-        padding_idx: 0, whose row is zeros and does not learn, or None where there is none.
-        optimizer: What :meth:`step` applies, such as ``AdamAR(learning_rate=0.001, alpha=1e-5)``.
-        init: Initial values; left out: normal ones with standard deviation 1, as of ``torch.nn.Embedding``.
-        sse: Stochastic Shared Embeddings of the ids, in training.
-        seed: Of initial values and swaps.
+        padding_idx: 0 if id 0 is padding, whose row is zeros and does not learn; None if no id is padding.
+        optimizer: Row optimizer that :meth:`step` applies, such as ``AdamAR(learning_rate=0.001, alpha=1e-5)``.
+        init: Distribution of initial values; left out: normal with standard deviation 1, as in
+            ``torch.nn.Embedding``.
+        sse: Settings by which Stochastic Shared Embeddings swap ids in training; left out: no id is swapped.
+        seed: Seed of initial values and swaps.
 
     Raises:
         ValueError: ``padding_idx`` is neither 0 nor None.
@@ -71,17 +72,17 @@ class OptimizedEmbedding(torch.nn.Module):
         self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, embedding_dim, padding_idx
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return rows [..., embedding_dim] of the ids [...]; the first dimension counts samples."""
+        """Return the rows [..., embedding_dim] of ids ``input`` [...], whose first dimension counts samples."""
         num_samples = input.shape[0] if input.dim() else 1
         offsets = torch.arange(num_samples + 1) * (input.numel() // max(num_samples, 1))
         rows: torch.Tensor = self.tables(input.reshape(-1), offsets)
         return rows.view(*input.shape, self.embedding_dim)
 
     def step(self, scale: float = 1.0) -> None:
-        """Apply what backward recorded, each gradient times ``scale`` (clipping to a norm).
+        """Apply the recorded gradients, each multiplied by ``scale`` (for clipping to a norm).
 
         Raises:
-            ValueError: A recorded gradient is not finite; rows are as they were, and what was recorded is dropped.
+            ValueError: A recorded gradient is not finite. Rows are unchanged, and the recorded gradients are dropped.
         """
         if not self.tables.gradient_is_finite():
             self.tables.discard()
@@ -90,7 +91,7 @@ class OptimizedEmbedding(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The rows as they are read after the steps so far: a copy [num_embeddings, embedding_dim]."""
+        """A copy of the rows as a lookup now reads them, [num_embeddings, embedding_dim]."""
         return self.tables.read(TABLE)
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class OptimizedEmbedding(torch.nn.Module):
         return {"weight": self.tables.weight(TABLE).clone(), "state": state, **steps}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`get_extra_state` returned, and drop what backward recorded before."""
+        """Restore the state that :meth:`get_extra_state` returned, and drop gradients recorded before this call."""
         self.tables.load(TABLE, state["weight"], state["state"])
         self.tables.discard()
         self.tables.birth_step = state["birth_step"]

@@ -1,4 +1,4 @@
-"""Plugins: kinds that other packages register, by the group and name of an entry point."""
+"""Plugins: classes and functions that other packages register, by the group and name of an entry point."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Kind = TypeVar("Kind")
 
 
 class OutsidePackageError(ValueError):
-    """A kind of another package cannot be imported; the message names both, and the remedy."""
+    """A plugin cannot be imported; the message names it, its package, and the remedy."""
 
 
 class Registry(dict[str, Kind]):
-    """Kinds of this package by name; any other name is looked for among the entry points of other packages.
+    """Entries of this package by name; any other name is looked for among the entry points of other packages.
 
-    A package that cannot be imported is an error only for users of its kind.
+    A package that cannot be imported is an error only when its entry is used.
 
     Args:
         group: The group of entry points, such as ``evenkeel.stores``.
-        own: The kinds of this package.
+        own: The entries of this package, by name.
     """
 
     def __init__(self, group: str, own: Mapping[str, Kind]):
@@ -29,7 +29,7 @@ class Registry(dict[str, Kind]):
         self.group = group
 
     def __missing__(self, name: str) -> Kind:
-        """Import the kind that another package registers under this name.
+        """Import the entry that another package registers under this name.
 
         Raises:
             KeyError: No package registers it.
@@ -43,11 +43,11 @@ class Registry(dict[str, Kind]):
 
 @dataclass(frozen=True)
 class UrlScheme(Generic[Kind]):
-    """Opener of the URLs of a scheme, registered under the scheme's name.
+    """A function that opens the URLs of a scheme; it is registered under the scheme's name.
 
     Args:
-        form: Pattern of its URLs for messages, such as ``s3://BUCKET/PREFIX``.
-        open: Opens a URL.
+        form: Pattern of the scheme's URLs for messages, such as ``s3://BUCKET/PREFIX``.
+        open: Function that opens a URL.
     """
 
     form: str
@@ -58,7 +58,7 @@ class UrlScheme(Generic[Kind]):
 
 
 def usable_forms(registry: Registry[Any]) -> str:
-    """Describe the URL forms of a registry's schemes; for entries of other packages only the scheme is known."""
+    """List the URL patterns of a registry's schemes, for messages; for plugins only the scheme is known."""
     forms = [entry.form for entry in registry.values()]
     forms += [f"{entry.name}://..." for entry in entry_points(group=registry.group)]
     *others, last = dict.fromkeys(forms)
@@ -66,7 +66,7 @@ def usable_forms(registry: Registry[Any]) -> str:
 
 
 def load_all(group: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Import a group's entry points: (loaded ones by name, reasons for the others by name)."""
+    """Import a group's entry points; return the loaded objects by name, and the error messages of the rest by name."""
     loaded, broken = {}, {}
     for entry in entry_points(group=group):
         try:

@@ -1,8 +1,8 @@
-"""Touched rows moved along their gradient for a second lookup, and put back bit for bit: what SAM needs of tables.
+"""Move touched rows along their gradient for a second lookup, then put them back bit for bit, as SAM needs.
 
-A row is moved as it is *read*: its deferred update is applied first, so that the second lookup of the same step reads
-theta_read + scale g, however long the row was not touched. To that end the row is stored as it is read, with state 0
-and touched by the last step: nothing is deferred then.
+SAM is sharpness-aware minimization. Before a row is moved, its deferred update is applied. So the second lookup of
+the same step reads theta_read + scale g, however long ago the row was touched. Until it is restored, the row is stored
+with state 0 and as touched by the last step, so that no update of it is deferred.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from embeddings.kernels.reference import read_rows, row_gradients
 
 
 class Saved(NamedTuple):
-    """Rows of one table as they were stored: ``values`` are copies of the parts of ``parts``, which are views."""
+    """Rows of one table as they were stored: ``values`` are copies of these rows in ``parts``, views of the table."""
 
     rows: torch.Tensor
     parts: list[torch.Tensor]
@@ -31,7 +31,7 @@ class Perturbed:
         self._layout, self._saved = layout, saved
 
     def restore(self) -> None:
-        """Put rows, state and last steps back as they were, to the last bit; call it once."""
+        """Put rows, state and last update steps back as they were, to the last bit; call it once."""
         # Lookups came in between, and a kernel may have kept rows from them.
         self._layout.access()
         for rows, parts, values in self._saved:
@@ -43,7 +43,8 @@ class Perturbed:
 def perturb(tables: EmbeddingTables, scale: float) -> Perturbed:
     """Move every touched row by ``scale`` times the sum of its recorded gradients, for lookups of the same step.
 
-    Records stay. Until it is undone, tables must take no step and nobody may read them for other ends.
+    The recorded gradients are kept. Until :meth:`Perturbed.restore` is called, the tables must take no step, and only
+    the second lookup may read them.
 
     Raises:
         ValueError: half-precision rows, which could not hold a small change.

@@ -1,4 +1,4 @@
-"""Recent popularity of ids: counts with exponential decay, computed from earlier occurrences alone. Torch-free."""
+"""Recent popularity of ids: counts with exponential decay, computed from earlier occurrences alone, without torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Floats = npt.NDArray[np.float64]
 class RecentCounts:
     """Decayed counts, c_i(t) = sum over occurrences of i at s < t of 2^(-(t - s) / half_life).
 
-    An occurrence counts 1 when it happens and half of that ``half_life`` later (exponential decay as of Cormode,
-    Shkapenyuk, Srivastava and Xu, Forward Decay, ICDE 2009). Occurrences at t itself are not in c_i(t), so that a
-    column made by :meth:`add` leaks neither a row's own occurrence nor later ones into it.
+    An occurrence counts 1 when it happens and 1/2 after a time of ``half_life`` (exponential decay: Cormode,
+    Shkapenyuk, Srivastava and Xu, Forward Decay, ICDE 2009). Occurrences at t itself are not in c_i(t). So the count
+    that :meth:`add` gives a row contains neither the row's own occurrence nor later ones.
 
     Args:
         half_life: in the unit of the times, above 0.
@@ -43,7 +43,7 @@ class RecentCounts:
         self._latest = -math.inf
 
     def add(self, ids: Sequence[Hashable] | npt.NDArray[Any], times: Sequence[float] | npt.NDArray[Any]) -> Floats:
-        """Add occurrences; return for each its id's count before it, float64 [n], in the order given.
+        """Add occurrences; return for each the count of its id just before it, float64 [n], in the order given.
 
         The occurrences of one call may have any order, but none may precede those of an earlier call.
 
@@ -80,10 +80,10 @@ class RecentCounts:
 
         Args:
             ids: as in :meth:`add` [n].
-            time: at or after all added occurrences; those at the time itself are not counted.
+            time: a time not before any added occurrence; occurrences at exactly this time are not counted.
 
         Raises:
-            ValueError: occurrences after ``time`` were added, which the counts would leak.
+            ValueError: occurrences after ``time`` were added, which would leak into the counts.
         """
         if not time >= self._latest:
             raise ValueError(f"time is {time:g}, and {self._latest:g} was added: ask for a time at or after that")
@@ -97,7 +97,7 @@ class RecentCounts:
 
 
 def _as_list(ids: Sequence[Hashable] | npt.NDArray[Any]) -> list[Hashable]:
-    """Return ids of any column as Python's own values: numpy's are slower as keys, and Arrow's equal no others."""
+    """Return ids as Python values: numpy values are slower as keys, and Arrow values never equal other values."""
     for in_python in ("to_pylist", "tolist"):
         if hasattr(ids, in_python):
             return list(getattr(ids, in_python)())

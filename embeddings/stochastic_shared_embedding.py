@@ -1,4 +1,4 @@
-"""A drop-in for ``torch.nn.Embedding`` with SSE (Wu et al., NeurIPS 2019)."""
+"""A drop-in replacement for ``torch.nn.Embedding`` with Stochastic Shared Embeddings (Wu et al., NeurIPS 2019)."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from embeddings.sse.graph import Graph
 
 
 class StochasticSharedEmbedding(torch.nn.Embedding):
-    """``torch.nn.Embedding`` that in training swaps each id with ``probability`` for another row (SSE-SE, SSE-Graph).
+    """``torch.nn.Embedding`` that in training replaces each id, with ``probability``, by another (SSE-SE, SSE-Graph).
 
-    The first dimension of the input counts samples, the others positions. Each forward in training is a step of its
-    own; ``num_draws`` counts them and is saved with the module, so that a resumed run draws what it would have drawn.
+    The first dimension of the input counts samples, the others positions. Each forward pass in training makes new
+    draws; ``num_draws`` counts these passes. It is saved with the module, so that a resumed run makes the draws that
+    an uninterrupted run would have made.
 
-    Its arguments are those of ``torch.nn.Embedding``, in whose place it stands, and the settings of SSE by keyword.
+    It takes the arguments of ``torch.nn.Embedding``, and the settings of SSE by keyword.
 
     Args:
-        probability, graph, rho, restart: as of :class:`embeddings.sse.config.SSEConfig`; the graph
+        probability, graph, rho, restart: as in :class:`embeddings.sse.config.SSEConfig`; the graph
             is over ids, and the padding row has no edges (``Graph.from_edges(..., first_live_row=0)`` or 1).
-        seed: of the draws.
-        name: goes into the draws, so that two embeddings of one seed differ.
-        padding_idx: is neither swapped nor drawn.
-        others: as of ``torch.nn.Embedding``.
+        seed: seed of the draws.
+        name: name that is mixed into the seed, so that two embeddings with one seed draw differently.
+        padding_idx: id that is never swapped, and that no other id is swapped for.
+        others: as in ``torch.nn.Embedding``.
 
     Attributes:
-        sample_offset: index in the global batch of the next input's first sample, where ranks hold slices of one.
+        sample_offset: index in the global batch of the next input's first sample; set it if ranks hold slices of one
+            batch.
 
     Example:
         >>> import torch
@@ -71,7 +73,7 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
         self.register_buffer("num_draws", torch.zeros((), dtype=torch.int64))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return rows [..., embedding_dim] of the ids [...]."""
+        """Return the rows [..., embedding_dim] of ids ``input`` [...], in training with some ids swapped."""
         if not self.training or self.config.probability == 0.0 or not input.numel():
             return super().forward(input)
         self.num_draws += 1

@@ -1,1 +1,1 @@
-"""Tables whose ids are not known before training: rows are given to raw 64-bit ids as they come, and taken back."""
+"""Tables for raw 64-bit ids unknown before training: new ids get rows, and ids that stay away lose them."""

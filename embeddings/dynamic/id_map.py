@@ -27,13 +27,12 @@ DONE, FULL_MAP, NO_ENTRY, FULL_COUNTERS = range(4)
 
 
 class Assigned(NamedTuple):
-    """Entries that the ids of one call of :meth:`DynamicIdMap.assign` got.
+    """The result of one call of :meth:`DynamicIdMap.assign`.
 
     Attributes:
-        entries: int64 [n], the entry of each id; -1 where the id has none and is to read the row of unknown ids.
-        new_entries, new_ids: int64 [k], entries that belong to another id from now on, or to their first one, each
-            once.
-        gone_ids: int64 [m], ids that lost their entry, each once.
+        entries: int64 [n], the entry of each id; -1 if the id has none and reads the row of unknown ids.
+        new_entries, new_ids: int64 [k], entries that got a new id in this call, and these ids, each once.
+        gone_ids: int64 [m], ids that lost their entry in this call, each once.
     """
 
     entries: Int64s
@@ -43,11 +42,11 @@ class Assigned(NamedTuple):
 
 
 class DynamicIdMap:
-    """A map from raw ids to the entries 0 .. capacity - 1; :class:`IdMapSettings` says who is admitted, evicted.
+    """A map from raw ids to entries 0 .. capacity - 1; :class:`IdMapSettings` has the rules of admission and eviction.
 
-    The result is a function of the calls and their order alone, the same on every machine: ranks that are given the
-    same ids have the same map. An id of the current step is never evicted. Lower entries are given out first, and those
-    of evicted ids are given out again.
+    The map depends only on the calls and their order, on every machine: ranks that assign the same ids have the same
+    map. An id that occurred in the current step is never evicted. Lower entries are assigned first, and entries of
+    evicted ids are assigned again.
     """
 
     def __init__(self, settings: IdMapSettings) -> None:
@@ -69,17 +68,17 @@ class DynamicIdMap:
 
     @property
     def step(self) -> int:
-        """The step of the last :meth:`assign`."""
+        """The step of the last call of :meth:`assign`."""
         return self._step
 
     @property
     def num_used(self) -> int:
-        """The number of entries ever given out: entries from this one on have never belonged to an id."""
+        """The number of entries that were ever assigned; entries from this number on never belonged to an id."""
         return int(self._numbers[HIGH])
 
     @property
     def num_refused(self) -> int:
-        """Occurrences without an entry: the table was full, and its ids were of this step or are never evicted."""
+        """The number of occurrences of ids that got no entry because the table was full and none could be evicted."""
         return int(self._numbers[REFUSED])
 
     def ids(self) -> tuple[Int64s, Int64s]:
@@ -94,14 +93,14 @@ class DynamicIdMap:
         return entries
 
     def assign(self, ids: Int64s, step: int) -> Assigned:
-        """Return entries for the ids of a training step: ids without one may get it, others may lose theirs.
+        """Return the entries of the ids of a training step, giving entries to new ids and evicting old ids as needed.
 
         Args:
-            ids: int64 [n], with repetitions; their order decides which of them comes first.
-            step: not less than at the last call. Several calls may be of one step.
+            ids: int64 [n], repetitions allowed; new ids get entries in this order.
+            step: the training step, not less than in the last call. Several calls may have the same step.
 
         Raises:
-            ValueError: steps that go back, or do not fit int32.
+            ValueError: ``step`` is less than in the last call, or does not fit int32.
         """
         ids = _flat(ids)
         if step < self._step or step > np.iinfo(np.int32).max:
@@ -133,7 +132,7 @@ class DynamicIdMap:
         return Assigned(entries, new_entries, self._ids[new_entries], np.concatenate(gone))
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return copies of all that decides later results, for :meth:`load`."""
+        """Return copies of all arrays that determine later results, by name, for :meth:`load`."""
         used = self.num_used
         return {
             "ids": self._ids[:used].copy(),
@@ -144,10 +143,10 @@ class DynamicIdMap:
         }
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore what :meth:`state` gave, from a map with the same :class:`IdMapSettings`.
+        """Restore a state that :meth:`state` returned, of a map with the same :class:`IdMapSettings`.
 
         Raises:
-            ValueError: the state is of another map, or its parts do not fit together; the map is unchanged then.
+            ValueError: the state is of a map with other settings, or damaged; the map is then unchanged.
         """
         names = set(self.state())
         if set(state) != names:
@@ -180,7 +179,7 @@ class DynamicIdMap:
         self._make_slots(max(_FIRST_BITS, (2 * count).bit_length() + 1))
 
     def _expired(self, step: int) -> Int64s:
-        """Take the entries of ids that have not occurred for too long, if a search is due, and return those ids."""
+        """Evict and return the ids that have not occurred for ``ttl_steps``, if a search for them is due."""
         ttl, period = self.settings.ttl_steps, self.settings.expiry_period
         if ttl is None or step // period == self._step // period:
             return np.empty(0, dtype=np.int64)
@@ -188,9 +187,9 @@ class DynamicIdMap:
         return self._remove(np.flatnonzero((seen >= 0) & (seen < step - ttl)))
 
     def _oldest(self, step: int) -> Int64s:
-        """Take entries of the ids that occurred longest ago, none of this step, and return those ids.
+        """Evict and return ids that occurred longest ago, at most ``eviction_count``, but none of this step.
 
-        Called where all entries are taken.
+        Call it only if all entries are in use.
         """
         seen, count = self._last_seen, self.settings.eviction_count
         limit = min(np.partition(seen, count - 1)[count - 1], step)
@@ -212,7 +211,7 @@ class DynamicIdMap:
         return self._ids[entries]
 
     def _make_slots(self, bits: int) -> None:
-        """Build a map of 2^bits places with the present ids: less than half of the places are ever taken."""
+        """Rebuild the hash table with 2^bits slots and the present ids; at most half of the slots are ever used."""
         self._bits, self._mask, self._shift = bits, 2**bits - 1, 64 - bits
         self._slots = np.zeros(2 * 2**bits, dtype=np.int64)
         entries, _ = self.ids()

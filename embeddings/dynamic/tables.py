@@ -1,4 +1,4 @@
-"""Embedding tables that are given raw 64-bit ids: rows are created for new ids and evicted with old ones."""
+"""Embedding tables that are looked up by raw 64-bit ids: new ids get rows, and old ids lose theirs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from embeddings.tables.config import TableConfig
 
 
 class DynamicTables(torch.nn.Module):
-    """EmbeddingTables of which some are looked up by raw ids instead of rows.
+    """EmbeddingTables of which some, the dynamic tables, are looked up by raw ids instead of row numbers.
 
-    In evaluation mode nothing changes, and ids without a row read that of unknown ids, row 1, as in training those do
-    that :class:`IdMapSettings` does not admit. A row that passes from one id to another starts anew.
+    In training, ids get rows by the rules of :class:`IdMapSettings`; in evaluation mode no id gets or loses a row. An
+    id without a row reads row 1, the row of unknown ids. A row that passes to another id starts with initial values.
 
     Args:
-        settings: by table, of the tables with ``grows``, which have ``settings.num_rows`` rows. Tables left out are
-            looked up by rows, as in EmbeddingTables.
-        tables: as of EmbeddingTables.
-        optimizer, options: as of EmbeddingTables.
+        settings: settings of each dynamic table, by name. Such a table has ``grows`` and ``settings.num_rows`` rows.
+            Tables left out are looked up by row numbers, as in EmbeddingTables.
+        tables: as in EmbeddingTables.
+        optimizer, options: as in EmbeddingTables.
 
     Attributes:
-        tables: the EmbeddingTables: rows, state and optimizer. Row e + 2 is entry e of ``ids``.
-        ids: by table, :class:`DynamicIdMap`.
+        tables: the EmbeddingTables with rows, state and optimizer. Row e + 2 belongs to entry e of ``ids``.
+        ids: the :class:`DynamicIdMap` of each dynamic table, by name.
 
     Example:
         >>> import torch
@@ -78,17 +78,17 @@ class DynamicTables(torch.nn.Module):
     def forward(
         self, indices: torch.Tensor, offsets: torch.Tensor, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Look rows up as EmbeddingTables does.
+        """Look up rows as EmbeddingTables does.
 
-        ``indices`` int64 [n] hold raw ids where the table of their feature grows.
+        ``indices``, int64 [n], are raw ids for features of dynamic tables, and row numbers for other features.
         """
         return self.tables(self.rows_of(indices, offsets), offsets, per_sample_weights)  # type: ignore[no-any-return]
 
     def rows_of(self, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        """Return the rows of raw ids, int64 [n]; in training mode this is where ids get rows, and lose them.
+        """Return the row numbers of raw ids, int64 [n]; in training mode this call gives rows to ids and evicts ids.
 
         Raises:
-            ValueError: ids that are not int64, or offsets that are not [F * B + 1].
+            ValueError: ``indices`` are not int64, or ``offsets`` are not [F * B + 1].
         """
         if indices.dtype != torch.int64:
             raise ValueError(f"raw ids must be int64, not {indices.dtype}: hash strings to 64 bits first")
@@ -126,23 +126,23 @@ class DynamicTables(torch.nn.Module):
         self.tables.step(k, scale)
 
     def take_gone(self, name: str) -> np.ndarray:
-        """Return the ids of a dynamic table that lost their row since the last call, int64 [n], in that order.
+        """Return the ids of a dynamic table that lost their row since the last call, int64 [n], in order of loss.
 
-        Some may have come back. A service that serves their vectors can drop them.
+        Some may have a row again. A service can drop the vectors of the others.
         """
         gone, self._gone[name] = self._gone[name], []
         return _joined(gone)
 
     def vectors(self, name: str, *, decay: bool = True) -> tuple[np.ndarray, torch.Tensor]:
-        """Return (ids int64 [n], their current rows [n, dim]) of a dynamic table: what there is to publish."""
+        """Return (ids int64 [n], their current rows [n, dim]) of a dynamic table, for publication."""
         entries, raw = self.ids[name].ids()
         return raw, self.tables.read(name, torch.from_numpy(entries + FIRST_ROW), decay=decay)
 
     def state_for_checkpoint(self) -> dict[str, Any]:
-        """Return copies of all that training continues from.
+        """Return copies of all state that training needs to continue.
 
-        These are the ids of each dynamic table, those that :meth:`take_gone` would return, and the rows that ever
-        belonged to an id.
+        These are step counts, the id map of each dynamic table, the ids that :meth:`take_gone` would return, and all
+        rows that ever belonged to an id.
         """
         return {
             "completed_steps": self.tables.completed_steps,
@@ -156,10 +156,10 @@ class DynamicTables(torch.nn.Module):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_for_checkpoint` gave.
+        """Restore a state that :meth:`state_for_checkpoint` returned.
 
         Raises:
-            ValueError: the state is of other tables, or its parts do not fit together; nothing has changed then.
+            ValueError: the state is of other tables, or damaged; nothing has changed then.
         """
         if state["ids"].keys() != self.ids.keys() or state["tables"].keys() != set(self._names):
             raise ValueError(f"the state is of tables {sorted(state['tables'])}, these are {sorted(self._names)}")
@@ -185,7 +185,7 @@ class DynamicTables(torch.nn.Module):
         self.tables.birth_step, self.tables.completed_steps = state["birth_step"], state["completed_steps"]
 
     def _num_used(self, name: str) -> int:
-        """Return the number of rows of a table beyond which none ever belonged to an id."""
+        """Return the number of rows of a table up to the last that ever belonged to an id."""
         return FIRST_ROW + self.ids[name].num_used if name in self.ids else len(self.tables.weight(name))
 
     def _parts(self, name: str) -> dict[str, torch.Tensor]:

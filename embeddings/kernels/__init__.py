@@ -1,1 +1,1 @@
-"""Lookup and update of embedding tables: plain torch (reference), C++ (cpu) and others, behind one interface."""
+"""Lookup and update of embedding tables, behind one interface: plain torch, C++ for CPUs, Triton and FBGEMM."""

@@ -1,4 +1,4 @@
-"""The backends of embedding tables by name: which one a device has where none is asked for, and its kernel."""
+"""The backends of embedding tables: their names, the default for a device, and the kernel of each."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Backend = Literal["cpu", "triton", "fbgemm", "reference"]
 
 
 def default_backend(device: torch.device | str | None = None) -> Backend:
-    """Return the backend of tables on ``device``: the compiled CPU kernel, or the Triton kernel for GPUs."""
+    """Return the default backend for tables on ``device``: ``cpu`` (compiled), or ``triton`` for GPUs."""
     return "cpu" if device is None or torch.device(device).type == "cpu" else "triton"
 
 
 def device_of(backend: str, device: torch.device | str | None) -> torch.device:
-    """Return the device of a backend's tables: ``device``, or the backend's own where it is None.
+    """Return the device for a backend's tables: ``device``, or the backend's default device if it is None.
 
     Raises:
-        ValueError: the backend is not for that device, or it is not there.
+        ValueError: the backend does not run on that device, or the machine lacks the device.
     """
     given = None if device is None else torch.device(device)
     if backend in ("cpu", "reference") and given is not None and given.type != "cpu":
@@ -41,7 +41,7 @@ def kernel_of(backend: str, layout: Layout, device: torch.device) -> Kernel:
     """Return the kernel of a backend for tables of a layout on a device.
 
     Raises:
-        ValueError: the backend is unknown, or does not do what the layout asks for.
+        ValueError: the backend is unknown, or does not support the tables or the optimizer of the layout.
     """
     if backend == "reference":
         return ReferenceKernel(layout)

@@ -28,7 +28,7 @@ Bounds = Literal["fatal", "ignore"]
 
 
 class Record(NamedTuple):
-    """One backward: the (swapped) ids of one forward and the gradient of its output."""
+    """The record of one backward pass: the ids of its forward pass, after swaps, and the output's gradient."""
 
     indices: torch.Tensor  # int32 or int64 [n]
     offsets: torch.Tensor  # int32 or int64 [F * B + 1]
@@ -42,7 +42,10 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class FeatureDescriptor:
-    """Feature ``number`` reads ``table`` into output columns [column, column + dim), from 0 without pooling."""
+    """A feature: number ``number``, reads table ``table`` into output columns [column, column + dim).
+
+    Without pooling ``column`` is 0.
+    """
 
     number: int
     name: str
@@ -58,7 +61,7 @@ class FeatureDescriptor:
 
 
 class Swaps(NamedTuple):
-    """SSE of one forward: each feature's configuration (probability 0: no swaps), and the position in training."""
+    """SSE of one forward pass: each feature's configuration (probability 0: no swaps), step and sample offset."""
 
     configs: tuple[SSEConfig, ...]
     step: int
@@ -81,16 +84,16 @@ class Kernel(Protocol):
         swaps: Swaps | None,
         deferred: DeferredUpdateCoefficients | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Swap, read and pool: return (output [B, sum of dims], the ids looked up); without pooling output is [n, dim].
+        """Swap ids, read rows and pool them; return (output [B, sum of dims], the ids after swaps).
 
-        ``indices`` and ``offsets`` are int32 or int64, contiguous, and not validated yet: the kernel itself refuses bad
-        ids and offsets (``Layout.bad_id``, ``bad_offsets``). An id outside its table with bounds ``ignore`` adds
-        nothing, is not counted by a mean, not swapped and not touched.
+        Without pooling the output is [n, dim]. ``indices`` and ``offsets`` are int32 or int64, contiguous, and not yet
+        validated: the kernel must refuse bad ids and offsets (``Layout.bad_id``, ``bad_offsets``). With bounds
+        ``ignore`` an id outside its table adds nothing, and is neither counted by a mean nor swapped nor touched.
         """
         ...
 
     def read(self, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
-        """Return local rows of table ``t`` as of now, a copy [len(rows), dim]; rows are known to exist."""
+        """Return a copy of existing local rows of table ``t``, deferred updates applied, [len(rows), dim]."""
         ...
 
     def update(
@@ -163,7 +166,7 @@ class Layout:
         self.on_access: Callable[[], None] | None = None
 
     def access(self) -> None:
-        """Announce that rows are read or written in place through a view that was taken earlier; call it before."""
+        """Prepare for reading or writing rows through a view that was taken earlier; call it before such an access."""
         if self.on_access is not None:
             self.on_access()
 
@@ -190,9 +193,9 @@ class Layout:
         return self.row_values[base : base + self.tables[t].row_count]
 
     def state(self, t: int, name: str) -> torch.Tensor:
-        """Return state ``name`` of table ``t`` beside its rows, a view.
+        """Return state ``name`` of table ``t``, a view that broadcasts against the table's rows.
 
-        It is [row_count, dim], or [row_count, 1] if it is one number for each row.
+        It is [row_count, dim], or [row_count, 1] if it has one number for each row.
         """
         return self.row_value(t, name)[:, None] if name in self.row_names else self.vector(t, name)
 
@@ -219,11 +222,11 @@ class Layout:
         return ValueError(f"feature '{descriptor.name}': offsets must not decrease")
 
     def bad_ends(self, first: int, last: int, num_ids: int) -> ValueError:
-        """Return the error for offsets that do not cover the ids."""
+        """Return the error for offsets that do not start at 0 or do not end at the number of ids."""
         return ValueError(f"offsets must run from 0 to the number of indices, {num_ids}, not from {first} to {last}")
 
     def check_lookup(self, ids: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
-        """Raise ValueError for the first offsets or id of a lookup that are bad."""
+        """Raise ValueError for the first bad offset or id of a lookup, if there is one."""
         if int(offsets[0]) != 0 or int(offsets[-1]) != ids.numel():
             raise self.bad_ends(int(offsets[0]), int(offsets[-1]), ids.numel())
         for descriptor in self.descriptors:
@@ -304,7 +307,7 @@ def _pooled(descriptors: Sequence[FeatureDescriptor]) -> bool:
 
 
 def _bases(counts: Sequence[int]) -> tuple[np.ndarray, int]:
-    """Return the start of each table, at a cache line, and the total size."""
+    """Return the start of each table in flat storage, int64 [T], each at a cache line, and the total size."""
     ends = np.cumsum([0, *[-(-count // _LINE) * _LINE for count in counts]])
     return ends[:-1].astype(np.int64), int(ends[-1])
 
@@ -312,7 +315,7 @@ def _bases(counts: Sequence[int]) -> tuple[np.ndarray, int]:
 def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return zeros that start at a cache line.
 
-    Numpy asks for huge pages, torch does not: rows are read at random.
+    On a CPU numpy allocates them, because it asks for huge pages and torch does not; rows are read at random.
     """
     if device.type != "cpu":
         return torch.zeros(count, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""The plain torch kernel: slow, short, and what every other kernel is tested against."""
+"""The plain torch kernel, slow and short; every other kernel is tested against it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ReferenceKernel:
         last[rows] = step
 
     def _stored(self, t: int, rows: torch.Tensor, theta: torch.Tensor, step: int) -> torch.Tensor:
-        """Return ``theta`` in the type of the rows: half types by :mod:`embeddings.optim.stochastic_rounding`."""
+        """Return ``theta`` in the type of stored rows; half types by :mod:`embeddings.optim.stochastic_rounding`."""
         layout, table = self.layout, self.layout.tables[t]
         if layout.dtype == layout.compute_dtype:
             return theta
@@ -109,9 +109,9 @@ class ReferenceKernel:
 
 
 def row_gradients(layout: Layout, t: int, records: Sequence[Record]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the touched rows of table ``t``, int64 [n], and the sum of each one's recorded gradients [n, dim].
+    """Return the touched rows of table ``t``, int64 [n], and the sum of each row's recorded gradients [n, dim].
 
-    For every backend, on the device of the records.
+    It works for the records of every backend, on their device.
     """
     table, device = layout.tables[t], layout.device
     ids = [torch.empty(0, dtype=torch.int64, device=device)]
@@ -143,7 +143,7 @@ def _entries(
     weights: torch.Tensor | None,
     batch_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the looked-up ids of a feature that add something, where in the output each goes, and its weight."""
+    """Return, for a feature's ids that add something: the ids, the output row of each, and its weight."""
     dtype, table, device = layout.compute_dtype, layout.tables[descriptor.table], indices.device
     bounds = offsets[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
     span = slice(int(bounds[0]), int(bounds[-1]))
@@ -160,9 +160,9 @@ def _entries(
 
 
 def read_rows(layout: Layout, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
-    """Return local rows of table ``t`` as of now, a copy [len(rows), dim].
+    """Return a copy of local rows of table ``t``, deferred updates applied, [len(rows), dim].
 
-    The equation is that of theta_read in :mod:`embeddings.optim.deferred_update`.
+    The equation is theta_read in :mod:`embeddings.optim.deferred_update`.
     """
     theta = layout.weight(t)[rows].to(layout.compute_dtype)
     if deferred is None:
@@ -177,7 +177,7 @@ def read_rows(layout: Layout, t: int, rows: torch.Tensor, deferred: DeferredUpda
 def read_rows_without_decay(
     layout: Layout, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None
 ) -> torch.Tensor:
-    """Return rows as :func:`read_rows` does, had they not decayed since their last touch; for every backend."""
+    """Return rows as :func:`read_rows` does, but without the decay since their last touch; for every backend."""
     theta = layout.weight(t)[rows].to(layout.compute_dtype)
     if deferred is not None:
         for movement in deferred.without_decay(layout.last_update_step(t)[rows].cpu().numpy()):

@@ -1,4 +1,4 @@
-"""Stochastic Shared Embeddings outside of a lookup, compiled: before rows are distributed, or ahead of any module."""
+"""Stochastic Shared Embeddings outside of a lookup: before ids are distributed, or before any module that takes ids."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def swap(
 
     Args:
         ids: int64 [n].
-        offsets: int64 [B + 1], where each sample's list starts in ``ids``, up to a constant.
-        table: the whole table that ids are rows of.
-        feature: goes into the draws, so that features of one table differ.
+        offsets: int64 [B + 1], the start of each sample's list in ``ids``, plus any constant.
+        table: the whole table whose rows the ids are.
+        feature: name that is mixed into the draws, so that features of one table draw differently.
         config: swap probability and graph.
-        seed: of the draws.
+        seed: seed of the draws.
         step: the step being computed, 1, 2, ...
-        sample_offset: index in the global batch of the first sample here.
+        sample_offset: index in the global batch of the first sample of ``ids``.
         backend: ``cpu`` is compiled, ``reference`` plain numpy; both give the same bits.
     """
     if backend == "cpu":
@@ -59,21 +59,21 @@ def swap_any(
 ) -> torch.Tensor:
     """Apply SSE to the input of any module that takes ids: return a new tensor of the same shape, type and device.
 
-    Call it in training alone, with another ``step`` each time. The first dimension of ``ids`` counts samples, the
+    Call it only in training, with another ``step`` each time. The first dimension of ``ids`` counts samples, the
     others positions within them.
 
     Args:
-        ids: integers [...] in [0, num_rows); others are left alone.
-        num_rows: the number of rows that ids are drawn from.
+        ids: integers [...]; ids outside [0, num_rows) are left alone.
+        num_rows: number of rows from which replacements are drawn.
         config: swap probability and graph.
-        seed: of the draws.
+        seed: seed of the draws.
         step: the step being computed, 1, 2, ...
-        name: goes into the draws, so that two inputs of one seed differ.
-        sample_offset: index of the first sample in the global batch, where ranks hold slices of one.
+        name: name that is mixed into the draws, so that two inputs with one seed draw differently.
+        sample_offset: index in the global batch of the first sample, if ranks hold slices of one batch.
         first_live_row: rows below it are neither swapped nor drawn.
 
     Raises:
-        ValueError: a graph that is not over ``num_rows`` rows.
+        ValueError: the graph does not have ``num_rows`` rows.
     """
     table = TableConfig(name, num_rows, 1, (name,), first_live_row=first_live_row)
     check_sse(table, name, config)

@@ -16,9 +16,9 @@ class Adagrad(RowOptimizer):
     step, touched or not, as torch.optim.AdamW does it.
 
     Args:
-        eps_inside_root: g / sqrt(sum + eps).
+        eps_inside_root: True to divide g by sqrt(sum + eps) instead.
         weight_decay: the constant decay, decoupled from the gradient.
-        first_touch: a row that was never touched is kept as it was initialised, or decays from step 1 (literal).
+        first_touch: ``keep``: a row that was never touched keeps its initial value. ``literal``: it decays from step 1.
     """
 
     eps: float = 1e-10

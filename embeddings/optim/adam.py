@@ -24,10 +24,10 @@ class Adam(RowOptimizer):
     Adam (Kingma and Ba 2015), bias-corrected by the global step: mhat = m / (1 - beta1^k), vhat = v / (1 - beta2^k).
 
     Args:
-        eps_inside_root: mhat / sqrt(vhat + eps), as Li and Lyu print it.
-        moments: ``dense`` is what torch.optim.Adam does on dense gradients: an untouched row goes on moving by its
-            momentum, and its moments shrink. ``lazy`` is what torch.optim.SparseAdam does: an untouched row and its
-            moments stay.
+        eps_inside_root: True to divide mhat by sqrt(vhat + eps) instead, as in Li and Lyu.
+        moments: ``dense``: an untouched row keeps moving by its momentum while its moments shrink, as with
+            torch.optim.Adam on dense gradients. ``lazy``: an untouched row and its moments stay unchanged, as with
+            torch.optim.SparseAdam.
     """
 
     learning_rate: float = 0.001
@@ -66,7 +66,7 @@ class Adam(RowOptimizer):
             )
 
     def idle_steps_until(self, vanished: float) -> int:
-        """Return after how many steps without a touch the movement by momentum is below that share of the first."""
+        """Return the number of steps without a touch after which movement by momentum is ``vanished`` of the first."""
         return math.ceil(math.log(vanished) / math.log(self.idle_ratio))
 
     @property
@@ -79,12 +79,12 @@ class Adam(RowOptimizer):
 
     @property
     def momentum_ratio(self) -> float:
-        """The factor per step of an untouched row's movement, but for its bias corrections and eps."""
+        """The factor by which an untouched row's movement shrinks per step, without bias corrections and eps."""
         return self.beta1 / math.sqrt(self.beta2)
 
     @property
     def idle_ratio(self) -> float:
-        """The factor per step of the slowest part of an untouched row's movement, the one with eps."""
+        """The factor per step of the part of an untouched row's movement that shrinks slowest, the one with eps."""
         slowest = self.beta2**1.5 if self.eps_inside_root else self.beta2
         return self.beta1 / slowest if slowest > 0.0 else float("inf")
 
@@ -96,8 +96,8 @@ class AdamW(Adam):
     Every row is first multiplied by 1 - eta weight_decay at every step, touched or not.
 
     Args:
-        first_touch: a row that was never touched is kept as it was initialised, or decays from step 1 (literal, as
-            torch.optim.AdamW does).
+        first_touch: ``keep``: a row that was never touched keeps its initial value. ``literal``: it decays from step 1,
+            as with torch.optim.AdamW.
     """
 
     weight_decay: float = field(default=0.01, kw_only=True)

@@ -56,9 +56,9 @@ _BLOCK = 4096
 
 
 class Movement(NamedTuple):
-    """A deferred movement of some rows: ``drift`` m / (sqrt(v) + ``eps_term``), to be subtracted, each float64 [n].
+    """A deferred movement of n rows, to be subtracted from the stored rows: ``drift`` m / (sqrt(v) + ``eps_term``).
 
-    It is subtracted from the stored row. With eps inside the root it is ``drift`` m / sqrt(v + ``eps_term``).
+    Both fields are float64 [n]. With eps inside the root the movement is ``drift`` m / sqrt(v + ``eps_term``).
     """
 
     drift: np.ndarray
@@ -81,11 +81,11 @@ class DeferredUpdateCoefficients:
             ahead, drift is below 0: they take back.
         lookahead: float64 [n, 2], the pairs that the update of step K + 1 must subtract, with the new m and v, from the
             row that it stores; drift is 0 where rows are stored as they are.
-        momentum: whether any of them is anything but 0.
-        from_start: whether a row that was never touched (s = 0) decays like one touched at step 0. If not, it has no
-            deferred update.
-        eps_inside_root: where ``eps_term`` stands.
-        ahead: whether rows are stored ahead.
+        momentum: True if any movement is not 0.
+        from_start: True if a row that was never touched (s = 0) decays as if it had been touched at step 0. If False,
+            such a row has no deferred update.
+        eps_inside_root: True if ``eps_term`` is added to v, False if to sqrt(v).
+        ahead: True if rows are stored ahead.
     """
 
     def __init__(self, optimizer: RowOptimizer, dtype: str = "float64") -> None:
@@ -122,17 +122,17 @@ class DeferredUpdateCoefficients:
         return bool(product[-1] > 0.0 and np.sum(powers / product) <= MAX_LEAD * np.sum(powers))
 
     def _steps_until(self, vanished: float) -> int:
-        """Return after how many steps without a touch the movement by momentum is below ``vanished``."""
+        """Return the number of steps without a touch after which movement by momentum is below ``vanished``."""
         if not self.momentum:
             return 0
         assert isinstance(self.optimizer, Adam)
         return self.optimizer.idle_steps_until(vanished)
 
     def _steps_until_rows_vanish(self, momentum_steps: int) -> int:
-        """Return after how many steps a row that is stored as it is needs its moments no more: nothing is left of it.
+        """Return the number of steps after which a row not stored ahead has decayed to nothing, its moments included.
 
         Raises:
-            ValueError: a decay that is too strong for momentum, after an epoch of too many steps without one.
+            ValueError: that number exceeds MAX_HORIZON.
         """
         if not self.momentum:
             return 0
@@ -178,7 +178,7 @@ class DeferredUpdateCoefficients:
                 self._log_done, self.log_slope = True, float(np.log1p(-decay[-1]))
 
     def for_rows(self, last_update_step: np.ndarray) -> tuple[np.ndarray, list[Movement]]:
-        """Return P, and movements, of rows last touched at the given steps, [n]: rows read P theta - all movements."""
+        """Return (P [n], movements) of rows last touched at the given steps: a read gives P theta - all movements."""
         idle, owing = self._idle(last_update_step)
         decay = self.decay[np.minimum(idle, len(self.decay) - 1)]
         if self._weight_decay:
@@ -193,7 +193,7 @@ class DeferredUpdateCoefficients:
         return decay, _movements(np.where(moving[:, None], pairs[:, :, 0], 0.0), pairs[:, :, 1])
 
     def without_decay(self, last_update_step: np.ndarray) -> list[Movement]:
-        """Return movements as :meth:`for_rows`, had the rows not decayed since: rows read theta - all movements."""
+        """Return the movements of rows if decay is left out: such a read gives theta - all movements."""
         _, owing = self._idle(last_update_step)
         if not self.momentum:
             return []
@@ -202,7 +202,7 @@ class DeferredUpdateCoefficients:
         return _movements(np.where(owing[:, None], pairs[:, :, 0], 0.0), pairs[:, :, 1])
 
     def _idle(self, last_update_step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of steps since each row's last touch, and whether it has a deferred update.
+        """Return (steps since each row's last touch, int64 [n]; flags of rows with a deferred update, bool [n]).
 
         Raises:
             ValueError: a row was last touched after the completed steps.
@@ -218,12 +218,12 @@ class DeferredUpdateCoefficients:
 
 
 def deferred_update_coefficients(optimizer: RowOptimizer, dtype: str) -> DeferredUpdateCoefficients | None:
-    """Return the coefficients of an optimizer; None if it leaves untouched rows alone."""
+    """Return the coefficients of an optimizer's deferred updates; None if it leaves untouched rows unchanged."""
     if not (optimizer.read_decay[0] or optimizer.constant_decay or optimizer.idle_momentum):
         return None
     return DeferredUpdateCoefficients(optimizer, dtype)
 
 
 def _movements(drift: np.ndarray, eps_term: np.ndarray) -> list[Movement]:
-    """Return the movements of rows that have these pairs, each [n, nodes]."""
+    """Return one Movement per quadrature node, from ``drift`` and ``eps_term``, each [n, nodes]."""
     return [Movement(*pair) for pair in zip(drift.T, eps_term.T, strict=True)]

@@ -17,13 +17,13 @@ _BLOCK = 4096
 
 
 class Products:
-    """P_0, P_1, ... of one alpha, computed on demand up to the first that is 0."""
+    """The products P_0, P_1, ... for one alpha, computed on demand up to the first product that is 0."""
 
     def __init__(self, alpha: float) -> None:
         self.alpha, self.values, self._ended = alpha, np.ones(1), alpha == 0.0
 
     def up_to(self, age: int) -> np.ndarray:
-        """Return P of every J <= ``age``, or up to the first 0; the last entry holds for every later J."""
+        """Return P_J for J = 0 .. ``age`` at least, or up to the first 0; the last entry holds for every later J."""
         while not self._ended and len(self.values) <= age:
             first = len(self.values) - 1
             steps = np.arange(first, first + max(_BLOCK, first), dtype=np.float64)
@@ -35,7 +35,7 @@ class Products:
         return self.values
 
     def of(self, ages: np.ndarray) -> np.ndarray:
-        """Return P of each of ``ages``, in any shape."""
+        """Return P_J for each J in ``ages``, an integer array of any shape."""
         values = self.up_to(int(ages.max(initial=0)))
         found: np.ndarray = values[np.clip(ages, 0, len(values) - 1)]
         return found
@@ -62,7 +62,7 @@ class SteadyDecay:
         return np.broadcast_to(self._products.of(np.arange(1, horizon + 1)), (len(steps), horizon))
 
     def steps_until(self, vanished: float) -> int:
-        """Return an age after which less than ``vanished`` is left; 0 where momentum vanishes no later than rows do."""
+        """Return an age after which less than ``vanished`` of a row is left; here 0, since momentum vanishes first."""
         return 0
 
 
@@ -107,11 +107,11 @@ class DecayByEpoch:
         return self._share(steps[:, None], steps[:, None] + np.arange(1, horizon + 1))
 
     def steps_until(self, vanished: float) -> int:
-        """Return an age after which less than ``vanished`` is left: at least an epoch, since the first has no decay."""
+        """Return an age after which less than ``vanished`` of a row is left; at least an epoch."""
         return max(self.epoch_steps, math.ceil(math.sqrt(-2.0 * math.log(vanished) / self.strongest)) + 1)
 
     def _share(self, touched: np.ndarray, completed: np.ndarray) -> np.ndarray:
-        """Return F(s, K) of each s of ``touched`` and K of ``completed``."""
+        """Return F(s, K) for each s in ``touched`` and K in ``completed``, broadcast."""
         begin, ages = self._begin(completed), completed - touched
         left = np.where(touched <= begin, self._across.of(ages), self._within.of(ages))
         return np.where(begin > 0, left, 1.0)

@@ -77,9 +77,10 @@ class IdleMomentum:
         return self._terms.num_nodes(first if self.ahead else max(0, first - self.horizon))[0]
 
     def _through(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Go through the steps of a block: return the moments of each age after each of them [steps, 2 n, J* + 1].
+        """Compute the sums of one block of steps; return (moments by step and age, moments of the lookahead).
 
-        Beside them are those of what a row touched at the step after each is stored ahead by [steps, 2 n].
+        The first are [steps, 2 n, J* + 1], after each step. The second, [steps, 2 n], belong to the movement by which a
+        row touched at the following step is stored ahead.
         """
         size, count = self._size, 2 * self._count(number)
         steps = number * size + np.arange(size)
@@ -107,7 +108,7 @@ class IdleMomentum:
         return found, touched[1:]
 
     def _starts(self, number: int) -> np.ndarray:
-        """Return log a of the first term of rows of every age after each step of a block, [steps, J* + 1]."""
+        """Return log a of the sum's first term for rows of each age, after each step of a block [steps, J* + 1]."""
         first = number * self._size
         low = max(first - self.horizon + 1, 0)
         points = self._terms.between(low, first + self._size + 1).points
@@ -116,7 +117,7 @@ class IdleMomentum:
         return np.lib.stride_tricks.sliding_window_view(points, self.horizon + 1)[:, ::-1] + self._terms.slope
 
     def _tables(self, number: int, sums: np.ndarray, touched: np.ndarray) -> list[Tables]:
-        """Return the tables after each step of a block, from what :meth:`_through` returns."""
+        """Return the tables after each step of a block, made from the two results of :meth:`_through`."""
         terms, size, first = self._terms, self._size, number * self._size
         steps, ages = np.arange(first, first + size)[:, None], np.arange(self.horizon + 1)[None, :]
         count = self._count(number)
@@ -137,7 +138,7 @@ class IdleMomentum:
         return [Tables(*each) for each in zip(movements, lookahead, strict=True)]
 
     def without_decay(self, steps: np.ndarray, completed: int) -> np.ndarray:
-        """Return the pairs of rows touched at ``steps``, in order, had they not decayed since: [len(steps), n, 2]."""
+        """Return the pairs, without decay, of rows last touched at ``steps``, which ascend: [len(steps), n, 2]."""
         # A row's bits must not depend on which others are read with it, so neither may its number of nodes.
         blocks, block_of = np.unique(steps // self._size, return_inverse=True)
         counts = np.array([self._terms.num_nodes(int(number) * self._size)[0] for number in blocks])[block_of]
@@ -156,15 +157,15 @@ class IdleMomentum:
         return pairs
 
     def _first_terms(self, steps: np.ndarray) -> np.ndarray:
-        """Return log a of the first term of rows touched at ``steps``, in order, [len(steps), 1]."""
+        """Return log a of the first term for rows touched at ``steps``, which must ascend: [len(steps), 1]."""
         points = self._terms.between(int(steps[0]) + 1, int(steps[-1]) + 2).points
         return points[steps - steps[0]][:, None] + self._terms.slope
 
     def _sums_after(self, steps: np.ndarray, completed: int | None) -> tuple[np.ndarray, np.ndarray]:
         """Return weights and points of the sums over the steps after each of ``steps``, each [len(steps), terms].
 
-        They are those that a row touched there is stored ahead by; with ``completed`` those that it has moved by till
-        then, without decay, are taken off, or alone are left where rows are stored as they are.
+        A sum is the movement by which a row touched at that step is stored ahead. With ``completed``, the movement up
+        to that step, without decay, is subtracted; if rows are not stored ahead, the sum is this movement alone.
         """
         ages = np.arange(1, self.momentum_steps + 1)
         terms = self._terms.between(int(steps[0]) + 1, int(steps[-1]) + self.momentum_steps + 1)

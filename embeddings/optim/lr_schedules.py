@@ -51,7 +51,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """Always 1."""
+    """The constant factor 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,7 +90,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class StepDecay(Schedule):
-    """StepLR: multiplied with ``gamma`` after every ``every_steps`` steps."""
+    """StepLR: the factor is multiplied by ``gamma`` after every ``every_steps`` steps."""
 
     every_steps: int = 0
     gamma: float = 0.1

@@ -1,4 +1,4 @@
-"""The terms by which momentum moves an idle row, step by step, and how few nodes stand for a sum of them. Numpy only.
+"""The terms by which momentum moves an untouched row, and the number of quadrature nodes that replace their sum.
 
 The formulas are those of :mod:`embeddings.optim.deferred_update`.
 """
@@ -40,8 +40,8 @@ class MomentumTerms:
 
     Args:
         optimizer: an Adam whose momentum moves idle rows.
-        ahead: whether rows are stored ahead.
-        alpha: of the decay that has to be undone where they are; 0 is none.
+        ahead: True if rows are stored ahead.
+        alpha: alpha of the decay that must be undone if rows are stored ahead; 0: no decay.
         horizon: J*, the number of terms of a sum.
         smallest: the smallest eps term.
     """
@@ -72,7 +72,7 @@ class MomentumTerms:
         return Terms(*(each[start : start + end - first] for each in whole))
 
     def eps_terms(self, starts: np.ndarray | float, points: np.ndarray) -> np.ndarray:
-        """Return eps a of nodes at ``points`` from where log a is ``starts``."""
+        """Return eps a for nodes with log a = ``starts`` + ``points``, within limits."""
         widened = np.minimum(starts + np.clip(points, 0.0, self._widest), self._largest)
         eps_terms: np.ndarray = np.maximum(self.optimizer.eps * np.exp(widened), self.smallest)
         return eps_terms
@@ -99,7 +99,7 @@ def _bias_corrections(beta1: float, beta2: float, power: float, steps: np.ndarra
 
 
 class _Count(NamedTuple):
-    """Sums that begin after step ``first`` or later need ``nodes`` nodes, NUM_NODES[0] of rows of an age or older."""
+    """The ``nodes`` needed by sums that begin after step ``first`` or later; old enough rows need only NUM_NODES[0]."""
 
     first: int
     nodes: int

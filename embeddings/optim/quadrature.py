@@ -29,14 +29,14 @@ class Basis(NamedTuple):
     squares: np.ndarray
 
     def powers(self) -> Basis:
-        """Return the powers of x."""
+        """Return the basis of plain powers 1, x, x^2, ... with the same unit."""
         return Basis(self.unit, np.zeros_like(self.means), np.zeros_like(self.squares))
 
 
 def orthogonal_basis(weights: np.ndarray, points: np.ndarray, count: int) -> Basis:
     """Return ``count`` polynomials that are orthogonal for the sum of ``weights`` at ``points``, both [m].
 
-    The unit is its standard deviation. Further polynomials than it has points are any.
+    The unit is the sum's standard deviation. Polynomials beyond the number of points are arbitrary.
     """
     kept = weights > NO_WEIGHT * weights.sum()
     weights, points = weights[kept], points[kept]
@@ -57,7 +57,7 @@ def orthogonal_basis(weights: np.ndarray, points: np.ndarray, count: int) -> Bas
 
 
 def polynomials(points: np.ndarray, basis: Basis, count: int) -> Iterator[np.ndarray]:
-    """Yield p_k of points, for each k < ``count``."""
+    """Yield the values p_k(``points``) for k = 0 .. ``count`` - 1."""
     x = points / basis.unit
     before, here = np.zeros_like(x), np.ones_like(x)
     for k in range(count):
@@ -73,7 +73,7 @@ def moments(weights: np.ndarray, points: np.ndarray, basis: Basis, count: int) -
 def gauss_rule(sums: np.ndarray, basis: Basis) -> tuple[np.ndarray, np.ndarray]:
     """Return weights and nodes of the rules that have the moments ``sums``, float64 [2 n, m], n >= 2: each [m, n].
 
-    Where a sum has fewer than n points, further nodes have no weight.
+    If a sum has fewer than n points, the surplus nodes have weight 0.
     """
     total = np.maximum(sums[0], 0.0)
     scaled = sums / np.where(total > 0.0, total, 1.0)
@@ -98,7 +98,10 @@ def gauss_rule(sums: np.ndarray, basis: Basis) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _jacobi(sums: np.ndarray, basis: Basis) -> tuple[np.ndarray, np.ndarray]:
-    """Return the diagonal [n, m] and the squares beside it [n - 1, m], by the modified Chebyshev algorithm."""
+    """Return the Jacobi matrices' diagonals [n, m] and squared off-diagonals [n - 1, m].
+
+    They come from the modified Chebyshev algorithm.
+    """
     count = len(sums) // 2
     means, squares = basis.means[:, None], basis.squares[:, None]
     diagonal, beside = np.empty((count, sums.shape[1])), np.zeros((count - 1, sums.shape[1]))

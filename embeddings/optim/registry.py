@@ -14,13 +14,13 @@ from embeddings.optim.sgd import SGD
 
 
 class Kind(NamedTuple):
-    """A row optimizer as jobs name it."""
+    """An entry of the registry: a row optimizer's class, and the settings that jobs may give it."""
 
     optimizer: type[RowOptimizer]
     without: tuple[str, ...] = ()
     """Settings of the class that this kind does not accept."""
     on_fbgemm: bool = False
-    """True if FBGEMM has a fused form of it."""
+    """True if FBGEMM has a fused kernel for this optimizer."""
 
     def takes(self, setting: str) -> bool:
         """Return True if the kind has a setting, such as ``beta1``."""
@@ -50,9 +50,9 @@ KINDS: dict[str, Kind] = {
     "rowwise_adam": Kind(RowwiseAdam),
     "rowwise_adam_ar": Kind(RowwiseAdamAR),
 }
-"""Kinds by name, in the order of error messages."""
+"""Row optimizers by the name in jobs; error messages list them in this order."""
 
 
 def kinds_that_take(setting: str) -> Iterator[str]:
-    """Yield the kinds that have a setting."""
+    """Yield the names of the kinds that have a setting."""
     return (name for name, kind in KINDS.items() if kind.takes(setting))

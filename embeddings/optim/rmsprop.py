@@ -43,6 +43,6 @@ class RMSprop(RowOptimizer):
 class RMSpropAR(AdaptiveDecay, RMSprop):
     """RMSprop with adaptive regularization.
 
-    Not FBGEMM's ``rowwise_rmsprop_ar``, whose lambda is multiplied by eta and never below a floor, and which keeps one
-    number for a row.
+    It differs from FBGEMM's ``rowwise_rmsprop_ar``, which multiplies lambda by eta, keeps lambda above a floor, and has
+    one number of state per row.
     """

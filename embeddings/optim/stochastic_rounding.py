@@ -1,4 +1,4 @@
-"""Storing half-precision rows: stochastic rounding, so that steps smaller than half a unit in the last place count.
+"""Stochastic rounding of half-precision rows, so that steps below half a unit in the last place are not lost.
 
 The draw of an element depends on the step, the table, and its row and column in the whole table: every backend and
 every sharding plan stores the same bits. Key (seed, crc32(table name)), counter (step, row, row >> 32 << 16 |
@@ -19,7 +19,7 @@ def rounding_words(
 ) -> np.ndarray:
     """Return a 32-bit word for each element, uint32 [n, num_columns].
 
-    ``rows`` and ``column_start`` are the whole table's.
+    ``rows`` and ``column_start`` count in the whole table, not in a shard.
     """
     first, end = column_start // LANES, (column_start + num_columns - 1) // LANES + 1
     rows = rows.astype(np.uint64)[:, None]
@@ -30,13 +30,19 @@ def rounding_words(
 
 
 def to_bfloat16(values: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """Round float32 to bits of bfloat16, uint16: away from zero where what is cut off plus half of the word carries."""
+    """Round float32 stochastically to bfloat16, returned as uint16 bits.
+
+    A value is rounded away from zero if adding the lower 16 bits of its word to its lower 16 bits carries.
+    """
     bits: np.ndarray = (values.view(np.uint32) + (words & np.uint32(0xFFFF))) >> np.uint32(16)
     return bits.astype(np.uint16)
 
 
 def to_float16(values: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """Round float32 to one of the two float16 around it: away from zero if word < 2^32 times its place between them."""
+    """Round float32 stochastically to one of the two adjacent float16 values.
+
+    A value is rounded away from zero if its word is below 2^32 times its relative distance from the nearer to zero.
+    """
     finite = np.isfinite(values)
     size = np.where(finite, np.abs(values), np.float32(0))
     # The distance of halves at a value: 2^(e - 10), and 2^-24 where they are subnormal. Dividing by it is exact.

@@ -101,10 +101,10 @@ class Diagnosis:
 
 
 def diagnose(checks: Sequence[Check], lineage: Mapping[str, Any] | None) -> Diagnosis | None:
-    """Name the cause of the failed checks; None where none failed.
+    """Return the diagnosis of the failed checks; None if no check failed.
 
     Args:
-        checks: of the gate.
+        checks: checks of the gate.
         lineage: lineage of the run. Its ``drift`` lists figures of the rows that moved since the run that it goes on
             from, each with a ``message``; None or absent if there was no run to compare with.
     """

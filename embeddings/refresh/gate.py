@@ -19,14 +19,14 @@ class Limits:
 
     Attributes:
         own: limits that a job sets, by the metric's full name or without the name in brackets; they come first.
-        usual: what the collection's published refreshes look like, by metric.
+        usual: usual values of the collection's published refreshes, by metric.
     """
 
     own: Mapping[str, float] = field(default_factory=dict)
     usual: Mapping[str, Usual] = field(default_factory=dict)
 
     def of(self, name: str, metrics: Metrics) -> float | None:
-        """Return the limit of a metric of a candidate, None for one that is not judged."""
+        """Return the limit of the metric ``name`` for a candidate with ``metrics``; None if it has no limit."""
         limit = limit_of(name)
         own = self.own.get(name, self.own.get(base_of(name)))
         if limit is None or own is not None:
@@ -45,9 +45,10 @@ def standard_error_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """One metric against its limit.
+    """One metric compared with its limit.
 
-    ``verdict``: pass or fail; ``remedy``: what to do about a failure; ``usual``: what published refreshes have.
+    ``verdict`` is pass or fail, ``remedy`` the action to take on a failure, ``usual`` the metric's usual value in
+    published refreshes.
     """
 
     metric: str
@@ -105,7 +106,7 @@ class Check:
 class Verdict:
     """All checks of a candidate.
 
-    ``passed``: none failed. ``reasons``: what failed, one sentence for each remedy.
+    ``passed`` is True if no check failed. ``reasons`` lists the failed checks, one sentence for each remedy.
     """
 
     checks: tuple[Check, ...] = field(default=())

@@ -41,10 +41,10 @@ class Generation:
         aligns: bool = True,
         start: VersionReader | None = None,
     ) -> Generation:
-        """Return the generation of a candidate of a model family; ``parent`` is the version that is served.
+        """Return the generation of a candidate of model family ``model``; ``parent`` is the served version.
 
-        ``aligns``: it has to be rotated onto the parent, or onto ``start``: the held version in the parent's
-        coordinates whose rows its run went on from.
+        ``aligns`` is True if the candidate must be rotated onto ``start`` or the parent. ``start`` is the held version,
+        in the parent's coordinates, whose rows the run went on from.
         """
         if parent is None:
             return cls(1 + _last_generation(target), False, None, 0, ())
@@ -165,7 +165,7 @@ def anchor_cosine(
 
 
 def same_coordinates(target: Collection, generation: Generation) -> list[int]:
-    """Return the generations that share a candidate's coordinates: its own and those that it was opened from."""
+    """Return the numbers of the generations that share a candidate's coordinates, its own last."""
     if not generation.continues or generation.anchor_version is None:
         return [generation.number]
     try:
@@ -176,7 +176,7 @@ def same_coordinates(target: Collection, generation: Generation) -> list[int]:
 
 
 def drift_from(target: Collection, parent: VersionReader | None, generation: Generation) -> str | None:
-    """Return the version that drift is counted from, None in a new generation.
+    """Return the name of the version that drift is counted from, None in a new generation.
 
     It is the generation's first version, or the latest that was promoted although the gate's check of drift had failed:
     consumers have been fitted on its vectors.
@@ -192,7 +192,7 @@ def drift_from(target: Collection, parent: VersionReader | None, generation: Gen
 
 
 def drift_anchor(target: Collection, parent: VersionReader | None, generation: Generation) -> ItemVectors | None:
-    """Return the items of that version; None where there is none, or where retention has removed it."""
+    """Return the items of the version that drift is counted from; None if there is none, or it cannot be read."""
     version = drift_from(target, parent, generation)
     if version is None:
         return None

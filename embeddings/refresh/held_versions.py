@@ -1,4 +1,4 @@
-"""Versions that were held since somebody was last served something new, and which of them a refresh may go on from."""
+"""Versions held since the served version last changed, and the choice of one that a refresh may go on from."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Manifest = dict[str, Any]
 def held_in_a_row(collection: Collection, manifests: Sequence[Manifest] | None = None) -> list[Manifest]:
     """Return the manifests of the versions held since the last switch, oldest first.
 
-    A publication, a promotion or a rollback ends the row; a candidate that was never judged does not count.
-    ``manifests``: those of all versions, where they are known already.
+    A publication, a promotion or a rollback ends the series; a candidate that was never judged does not count.
+    ``manifests`` are the manifests of all versions, if the caller has them already.
     """
     history, current = collection.history(), collection.current()
     since = history[-1]["at"] if history else ""
@@ -28,10 +28,10 @@ def held_in_a_row(collection: Collection, manifests: Sequence[Manifest] | None =
 
 
 def sound_version(collection: Collection) -> Manifest | None:
-    """Return the newest version held in a row whose rows the next refresh may go on from; None without one.
+    """Return the manifest of the newest held version from whose rows the next refresh may go on; None without one.
 
-    Nothing is wrong with its run, its rows or its model (:class:`embeddings.refresh.hold_policy.HoldDecision`), and its
-    coordinates are those of what is served.
+    Such a version has no fault of run, rows or model (:class:`embeddings.refresh.hold_policy.HoldDecision`), and it was
+    aligned onto the served version.
     """
     current = collection.current()
     sound = [one for one in held_in_a_row(collection) if RefreshRecord.of(one).sound and one["parent"] == current]

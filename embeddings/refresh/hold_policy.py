@@ -1,8 +1,8 @@
-"""From the gate's verdict to held or not, and the end of a series of honest refreshes that were held.
+"""The decision to hold a candidate or not, by the gate's verdict, and the end of a series of held versions.
 
-Each candidate is judged against what is served. Where the world moved for good, every day's candidate is far from it.
-So after ``max_held`` honest-looking ones in a row the newest is published as the first version of a new generation:
-consumers keep reading it, since it is aligned onto what they know, and its generation tells them to be fitted again.
+Each candidate is judged against the served version. If the data changed for good, every day's candidate is far from it.
+So after ``max_held`` held versions in a row without a fault, the newest is published as the first version of a new
+generation. Consumers can read it, since it is aligned onto the served coordinates, but should be fitted again.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from embeddings.refresh.record import RefreshRecord
 from embeddings.refresh.settings import GateSettings
 
 FAULTS = frozenset({"run", "rows", "model"})
-"""Subjects of failures that an honest day does not have."""
+"""Subjects of failures that are faults: new but valid data does not cause them."""
 FAR_ROWS = 2.0
 """Distance of a row figure from its usual value that is a fault, in units of what its limit allows."""
 
 
 @dataclass(frozen=True)
 class HoldDecision:
-    """The end of a judged candidate.
+    """The decision on a judged candidate.
 
     Attributes:
         hold_for: reasons for which it is held; empty: it is published.
-        in_a_row: number of versions held in a row, it included, if it is held.
+        in_a_row: number of versions held in a row, this candidate included, if it is held.
         sound: True if the next refresh may go on from its rows: nothing is wrong with the run, its rows or its model.
-        released: the row of held versions that its publication ends, as the manifest has it; None: it ends none.
-        not_released: reason why a held candidate does not end the row; None for one that is not held.
+        released: the manifest's entry on the series of held versions that its publication ends; None: it ends none.
+        not_released: reason why a held candidate does not end the series; None for a candidate that is not held.
     """
 
     hold_for: list[str]
@@ -49,14 +49,14 @@ def hold_or_release(
     held: Sequence[Mapping[str, Any]],
     models: ModelComparison | None,
 ) -> HoldDecision:
-    """Return the end of a candidate.
+    """Decide if a candidate is held.
 
     Args:
-        verdict: verdict against what is served.
-        gate: mode and rules of the collection.
-        others: reasons besides the gate's, which nothing lets through.
+        verdict: the gate's verdict on the candidate.
+        gate: the gate's mode and rules for the collection.
+        others: further reasons to hold it, which apply in every mode of the gate.
         held: manifests of the versions held in a row before it, oldest first.
-        models: comparison of its model with the served one; None: there was none.
+        models: comparison of its model with the served one; None: they were not compared.
     """
     sound = is_sound(verdict, models)
     if gate.mode != "enforce" or verdict.passed:
@@ -70,7 +70,7 @@ def hold_or_release(
 def is_sound(verdict: Verdict, models: ModelComparison | None) -> bool:
     """Return True if nothing is wrong with the run, its rows or its model.
 
-    Where models were not compared, vectors that moved are not trusted either.
+    If models were not compared, a failure of the vectors counts as a fault too.
     """
     if any(map(is_fault, verdict.checks)):
         return False
@@ -78,7 +78,7 @@ def is_sound(verdict: Verdict, models: ModelComparison | None) -> bool:
 
 
 def is_fault(check: Check) -> bool:
-    """Return True if an honest day does not fail a check so: rows drift, and are a fault where they are far off."""
+    """Return True if a failed check shows a fault; row figures do so only if they are far from their usual value."""
     subject = subject_of(check.metric)
     if check.verdict == "pass" or subject not in FAULTS:
         return False
@@ -105,7 +105,7 @@ def _compared(models: ModelComparison | None) -> bool:
 
 
 def _honest(held: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of sound versions at the end of the row."""
+    """Return the number of consecutive sound versions at the end of ``held``."""
     number = 0
     for manifest in reversed(held):
         if not RefreshRecord.of(manifest).sound:

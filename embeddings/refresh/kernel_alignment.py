@@ -1,9 +1,8 @@
-"""Kernel-target alignment and the Nadaraya-Watson estimator: how much a kernel of vectors knows of a label.
+"""Kernel-target alignment and the Nadaraya-Watson estimator: measures of what vectors tell about a label.
 
 Xu et al., "Some Practical Concerns and Solutions for Using Pretrained Representation in Industrial Systems", sections
-4.3 and 5; Nadaraya 1964. Both are computed without a trained consumer, and both see directions through their products
-alone: a rotation changes neither, so they tell what a version knows from where it lies. The figures are for a version's
-report; no limit is set on them.
+4.3 and 5; Nadaraya 1964. Neither needs a trained consumer. Both depend only on inner products of directions, so a
+rotation changes neither. The figures are for a version's report; the gate sets no limit on them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from embeddings.rff import DEFAULT_SIGMA
 from embeddings.vectors.item_vectors import Array, unit_rows
 
 MAX_PAIRED = 1_000
-"""Items of a kernel matrix: where there are more, as many, evenly spread."""
+"""Largest number of items in a kernel matrix; of more items, so many are taken at even distances."""
 SIGMAS = (DEFAULT_SIGMA, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -27,9 +26,9 @@ def kernel(left: Array, right: Array, sigma: float) -> Array:
 def kernel_alignment(vectors: Array, classes: Array, sigma: float = DEFAULT_SIGMA) -> tuple[float, float]:
     """Return (A, lift) of vectors [n, d], read as directions, and classes int [n].
 
-    A = 1 / (n (n - 1)) sum_{i != j} 1[y_i = y_j] K(h_i, h_j), the alignment of Xu et al., in which frequent classes
-    weigh most, and lift = the mean K of pairs of one class / the mean K of all pairs: 1 where the vectors know nothing.
-    NaN without two items of one class.
+    A = 1 / (n (n - 1)) sum_{i != j} 1[y_i = y_j] K(h_i, h_j) is the alignment of Xu et al., in which frequent classes
+    weigh most. lift = (mean K of pairs of one class) / (mean K of all pairs) is 1 if the vectors do not depend on the
+    class. Both are NaN without two items of one class.
     """
     rows = unit_rows(vectors)[0]
     others = ~np.eye(len(rows), dtype=bool)
@@ -46,8 +45,8 @@ def nadaraya_watson(
 ) -> Array:
     """Return the predicted classes int [m] of ``asked`` [m, d].
 
-    The class is argmax_c sum_j 1[y_j = c] K(h, h_j) over the ``known`` [n, d], with the sigma of ``sigmas`` that is
-    right most often on the known ones themselves, each left out of its own answer (the smallest of equals).
+    The class is argmax_c sum_j 1[y_j = c] K(h, h_j) over the rows of ``known`` [n, d]. Sigma is the one of ``sigmas``
+    that predicts the known classes best, each from the other known rows; of equally good ones the first.
     """
     known, asked = unit_rows(known)[0], unit_rows(asked)[0]
     votes = np.eye(num_classes)[known_classes]
@@ -63,10 +62,10 @@ def nadaraya_watson(
 
 
 def diagnostics(vectors: Array, classes: Array, held_out: Array, num_classes: int) -> dict[str, float]:
-    """Return ``alignment``, ``alignment_lift`` of all items and ``nw_accuracy`` on the ``held_out`` (bool [n]).
+    """Return ``alignment`` and ``alignment_lift`` of all items, and ``nw_accuracy`` on ``held_out`` items (bool [n]).
 
-    The held-out items are predicted by the others. Each figure is from at most MAX_PAIRED items; NaN where there are
-    none.
+    Held-out items are predicted from the others. Each figure is computed from at most MAX_PAIRED items; it is NaN
+    without any.
     """
     some = _spread(np.arange(len(vectors)))
     aligned, lift = kernel_alignment(vectors[some], classes[some])
@@ -79,7 +78,7 @@ def diagnostics(vectors: Array, classes: Array, held_out: Array, num_classes: in
 
 
 def _spread(rows: Array) -> Array:
-    """Return at most MAX_PAIRED of ``rows``."""
+    """Return at most MAX_PAIRED of the row numbers ``rows``, at even distances."""
     if len(rows) <= MAX_PAIRED:
         return rows
     spread: Array = rows[np.linspace(0, len(rows) - 1, MAX_PAIRED).astype(np.int64)]

@@ -1,4 +1,4 @@
-"""The model behind the served version beside a candidate's, on held-out rows that neither was trained on."""
+"""Comparison of the served version's model with a candidate's, on rows that neither was trained on."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class ModelDifference:
     """One metric of both models on the same rows.
 
     Attributes:
-        metric: its name, such as ``auc``.
+        metric: name of the metric, such as ``auc``.
         slice: ``all``, or COLUMN=VALUE of ``evaluation.slices``.
-        rows: number of rows, or of users where the metric is a mean over users.
+        rows: number of rows, or of users if the metric is a mean over users.
         low: lower end of the interval of the improvement, in units of the metric; positive is better.
-        high: its upper end.
-        popularity: value of ranking by popularity alone, None where the metric is of labelled rows.
+        high: upper end of that interval.
+        popularity: the metric of a ranking by popularity alone; None for metrics of labelled rows.
         lower_is_better: True for losses and errors.
-        served_error: standard error of ``served``; 0 where an earlier version compared.
-        candidate_error: that of ``candidate``.
+        served_error: standard error of ``served``; 0 if an earlier release made the comparison.
+        candidate_error: standard error of ``candidate``.
     """
 
     metric: str
@@ -43,7 +43,7 @@ class ModelDifference:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Differences between the served model and a candidate, of all rows first; or the reason why there are none."""
+    """Differences between the served model and a candidate's, on all rows first; or the reason why there are none."""
 
     version: str | None
     differences: tuple[ModelDifference, ...] = ()

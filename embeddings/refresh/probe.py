@@ -1,9 +1,9 @@
-"""Probes: consumers frozen on the day they were registered, which read every candidate before anybody else does.
+"""Probes: classifiers of published vectors, frozen when they are registered, by which the gate tests every candidate.
 
-A probe is multinomial logistic regression from an item's published vector to a label. Its weights never change; what
-may change is how right it is (accuracy, on items it was not fitted on) and how many of its predictions differ from
-those on the version that is served (churn). Both are gated. It is kept as one JSON document in the collection's
-settings, so numpy alone reads it, and holds at most ``MAX_ITEMS`` items.
+A probe is multinomial logistic regression from an item's published vector to a label. Its weights never change. The
+gate measures its accuracy, on items on which it was not fitted, and its churn: the share of predictions that differ
+from those on the served version. It is stored as one JSON document in the collection's settings, with at most
+``MAX_ITEMS`` items.
 """
 
 from __future__ import annotations
@@ -74,17 +74,17 @@ def _softmax(logits: Array) -> Array:
 
 
 def register(collection: Collection, name: str, ids: Any, labels: Any, *, seed: int = 0) -> dict[str, Any]:
-    """Fit a probe on the current version, keep it in the collection's settings, and return its document.
+    """Fit a probe on the current version, save it in the collection's settings, and return its document.
 
-    Items that the version has not found are left out, and beyond ``MAX_ITEMS`` a sample is taken; a quarter is kept for
-    judging.
+    Items that the version has not found are left out; of more than ``MAX_ITEMS`` items a sample is taken. A quarter of
+    them is held out to measure accuracy.
 
     Args:
         collection: the collection whose current version the probe is fitted on.
-        name: a probe of that name is replaced.
-        ids: one per item.
-        labels: one per item: strings, booleans or integers, nulls left out.
-        seed: of the sample and the split.
+        name: name of the probe; an existing probe of that name is replaced.
+        ids: one id per item.
+        labels: one label per item: string, boolean or integer; items with a null are left out.
+        seed: seed of the sample and the split.
 
     Raises:
         ValueError: fewer than ``MIN_ITEMS`` items, one class, or too many; an id that occurs twice, or ids and labels
@@ -148,7 +148,7 @@ def copy_to(source: Collection, target: Collection) -> list[str]:
 
 
 def summary(probe: Probe) -> dict[str, Any]:
-    """Return a probe as lists show it: without items and weights."""
+    """Return a short form of a probe for lists, without items and weights."""
     shown = ("name", "version", "anchor_generation", "dim", "classes", "accuracy", "majority", "created_at")
     return {**{name: probe[name] for name in shown}, "num_items": len(probe["ids"])}
 
@@ -157,9 +157,9 @@ def summary(probe: Probe) -> dict[str, Any]:
 
 
 def probes_of(collection: Collection, anchor_generations: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """Return the probes of anchor generations of the same coordinates, by name; of another one they would read noise.
+    """Return the probes of the given anchor generations, by name; vectors of others would be noise to them.
 
-    Probes whose items to judge by were all erased are left out.
+    Probes whose held-out items were all erased are left out.
     """
     return {
         name: probe

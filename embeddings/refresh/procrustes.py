@@ -34,18 +34,18 @@ def procrustes(
 ) -> Array:
     """Return the orthogonal R [d, d], float64, that minimises sum_i |unit(source_i) R - unit(target_i)|^2.
 
-    With the singular value decomposition U S V^T of sum_i unit(source_i)^T unit(target_i), R = U V^T. Directions
-    are of any scale, sums are kept in float64. Zero rows do not count.
+    With the singular value decomposition U S V^T of sum_i unit(source_i)^T unit(target_i), R = U V^T. Rows may have any
+    norm; sums are kept in float64. Pairs with a zero row do not count.
 
     Args:
         source: [n, d]; may be memory-mapped.
         target: [n, d], row i is the same item as row i of ``source``.
-        source_rows: int [n], picks the pairs from a larger array, with ``target_rows``.
+        source_rows: int [n], row numbers that pick the pairs' first rows from a larger ``source``.
         target_rows: int [n], likewise for ``target``.
-        chunk_rows: rows are read so many at a time.
+        chunk_rows: number of rows that are read at a time.
 
     Raises:
-        TooFewShared: under 12 d pairs.
+        TooFewShared: there are fewer than 12 d pairs.
         ValueError: shapes that differ, or rows that are not finite.
 
     Example:
@@ -81,9 +81,9 @@ def procrustes(
 
 
 def _product(left: Array, right: Array) -> tuple[Array, int]:
-    """Return (sum of unit(left_i)^T unit(right_i) [d, d], number of pairs that have two directions) of one chunk.
+    """Return (sum of unit(left_i)^T unit(right_i) [d, d], number of pairs without a zero row) for one chunk.
 
-    A float32 chunk is multiplied in float32: its sums are added up in float64.
+    A float32 chunk is multiplied in float32; the caller adds up chunks in float64.
     """
     left_squares, right_squares = squares_of(left), squares_of(right)
     if left_squares is not None and right_squares is not None:
@@ -96,11 +96,10 @@ def _product(left: Array, right: Array) -> tuple[Array, int]:
 
 
 def turn_rows(rows: Array, rotation: Array | None) -> Array:
-    """Return ``rows`` R [n, d] of one chunk, of any length.
+    """Return the rows of one chunk rotated, [n, d], with norms that mean nothing.
 
-    In float32 where float32 can hold the squares of the rows, which loses nothing that a float32 vector has; else
-    unit(rows) R in float64, in which zero rows stay zero and rows that are not finite become NaN. Without a rotation
-    unit(rows).
+    If float32 can hold the squares of float32 rows, this is ``rows`` R in float32. Else it is unit(rows) R in float64,
+    in which zero rows stay zero and rows that are not finite become NaN. Without a rotation it is unit(rows).
     """
     if rotation is not None and squares_of(rows) is not None:
         turned: Array = rows @ rotation.astype(np.float32)
@@ -118,7 +117,7 @@ def rotate_rows(rows: Array, rotation: Array | None) -> Array:
 
 
 class Rotated(Rows):
-    """unit(vectors) R, turned when read (see ``rotate_rows``)."""
+    """Rows unit(vectors) R, computed when they are read (see ``rotate_rows``)."""
 
     def __init__(self, vectors: Vectors, rotation: Array | None):
         super().__init__(*vectors.shape)

@@ -1,4 +1,4 @@
-"""The result of a publish step: a written version is published or held, and asking again gives the same result."""
+"""The result of a publish step: a version is published or held, and repeating the step gives the same result."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Publication:
     """The result of a publish step.
 
     Attributes:
-        version: the version written, None where there was nothing to write.
-        reasons: why it is held, each with what to do; under gate mode report also what failed.
+        version: the version written, None if there was nothing to write.
+        reasons: reasons for holding it, each with a remedy; under gate mode ``report`` also the failed checks.
         gate: checks as {metric, value, threshold, bound, verdict, remedy}.
-        anchor_cosine: mean cosine to the anchor generation's first version, None where there is none before.
-        diagnosis: what failed, by how much and why (embeddings.refresh.diagnosis), None where nothing did.
-        held_in_a_row: how many versions are held now since the one served was switched to; 0 where it is published.
-        held_since: when the first of these was held.
-        max_held: how many of them call somebody.
-        released: the row of honest held versions that it ends (embeddings.refresh.hold_policy), None without one.
+        anchor_cosine: mean cosine to the anchor generation's first version; None if it is the first itself.
+        diagnosis: failed checks and their cause (embeddings.refresh.diagnosis), None if none failed.
+        held_in_a_row: number of versions held since the last switch, this one included; 0 if it is published.
+        held_since: time at which the first of these was held.
+        max_held: number of versions held in a row that raises an alert.
+        released: the series of held versions that this publication ends (embeddings.refresh.hold_policy), or None.
     """
 
     status: Literal["published", "held"]
@@ -48,7 +48,7 @@ class Publication:
 
 
 def conclude(target: Collection, version: str, keep_last: int | None, fence: Callable[[], None] | None) -> Publication:
-    """Publish or hold a written version, as its manifest says; return the same again where that happened already."""
+    """Publish or hold a written version, as its manifest says; if that is done already, return the same result."""
     manifest, overtaken = target.manifest(version), None
     if manifest["state"] == "candidate":
         reasons = list(RefreshRecord.of(manifest).hold_for)
@@ -90,10 +90,10 @@ def conclude(target: Collection, version: str, keep_last: int | None, fence: Cal
 
 
 def last_step(store: Store, collection: str, job_id: str, fence: Callable[[], None] | None = None) -> int:
-    """Return the last training step whose vectors a job that publishes several times has brought to an end.
+    """Return the last training step of which a job that publishes several times has published or held vectors.
 
-    A version that it has written and neither published nor held is brought to its end first. -1 where it has none.
-    ``fence`` is called before the switch; what it raises leaves the version a candidate.
+    Versions that the job wrote but neither published nor held are finished first. Return -1 if it has no version.
+    ``fence`` is called before a switch; if it raises, the version stays a candidate.
     """
     target = store.collection(collection)
     last = -1
@@ -109,9 +109,9 @@ def last_step(store: Store, collection: str, job_id: str, fence: Callable[[], No
 def earlier_end(
     target: Collection, job_id: str | None, parent_version: str | None, gate_mode: str, training_step: int | None
 ) -> str | None:
-    """Return the version that an earlier attempt of this job wrote for this parent, or of this step, if there is one.
+    """Return the version that an earlier attempt of this job wrote for the same parent or training step, if any.
 
-    A version that a gate held does not count if the job has since been given another gate mode.
+    A version that the gate held does not count if the job's gate mode has changed since then.
     """
     if job_id is None:
         return None

@@ -1,13 +1,13 @@
 """From a run's raw item rows to a published version: the one place that decides what consumers are served.
 
-The order is the method: direction -> align onto the version that was current when the job started -> gate the aligned
-candidate -> moving average -> views -> publish. The gate comes before the average because the average hides faults, and
-the switch is fenced: if another version became current in the meantime the candidate is held, since it was aligned onto
-one that nobody is served any more.
+The order of the steps matters: take directions, align onto the version that was current when the job started, judge
+the aligned candidate by the gate, apply the moving average, make views, publish. The gate comes before the average
+because the average hides faults. If another version became current in the meantime, the candidate is held, since it was
+aligned onto a version that is no longer served.
 
-Every step reads the candidate a few thousand rows at a time, and no step makes another array of its size: what is
-aligned, averaged and carried is computed when it is read (:mod:`embeddings.vectors.lazy_rows`), by the gate and by the
-writer of the version. What stays in memory is ids, flags and counts. Torch-free.
+Every step reads the candidate a few thousand rows at a time, and no step makes another array of its size. Aligned,
+averaged and carried rows are computed when the gate or the writer of the version reads them
+(:mod:`embeddings.vectors.lazy_rows`). Only ids, flags and counts stay in memory.
 """
 
 from __future__ import annotations
@@ -75,31 +75,31 @@ SECONDS_PER_DAY = 86_400
 
 @dataclass(frozen=True)
 class RefreshRequest:
-    """A run's item rows, and what is known of the run; most of it has a default.
+    """A run's item rows and facts about the run; most arguments have defaults.
 
     Args:
-        candidate: raw rows *without* deferred decay (it is a scalar: direction stays, but a decayed row may be zero),
-            with their deferred momentum; ``norms`` as they would be served; ``evidence`` False for rows never touched;
-            ``counts`` of training, for traffic weights and buckets. Rows without evidence, not finite, or of a norm up
-            to ``norm_floor`` are carried from the parent, or missing.
+        candidate: raw rows with deferred momentum but *without* deferred decay, which keeps a row's direction but may
+            turn the row to zero. ``norms`` are those to be served; ``evidence`` is False for rows never touched;
+            ``counts`` are occurrences in training. Rows without evidence, not finite, or with a norm up to
+            ``norm_floor`` are carried from the parent, or missing.
         publish: settings of average, gate, views and expiry.
-        job_id: the job that the candidate is of.
+        job_id: the job that made the candidate.
         parent_version: the version that was current when the job *started*, None if there was none. For a job that
-            publishes several times it is the one that is served now.
-        start_version: the held version whose rows the run went on from, None where it started from what is served.
-        model: what besides dim decides the geometry (a model family's name); a change of it, of dim, or, where it is to
-            be aligned, fewer than 12 d shared items begins a new anchor generation, which under ``enforce`` is held for
-            somebody to promote.
+            publishes several times it is the version served now.
+        start_version: the held version whose rows the run went on from; None if it started from the served version.
+        model: name of the model family, which together with dim determines the geometry. A new anchor generation
+            begins if it or dim changes, or if alignment is on and fewer than 12 d items are shared. Under ``enforce``
+            the gate holds such a version until somebody promotes it.
         norm_floor: the largest norm of a row that counts as having no direction.
-        keep_last: versions that retention keeps after a publication, None for all.
-        seed: of the samples that are measured.
-        retired: ids that training has given up (docs/adr/0045); the parent's vectors of them are not carried
-            on, unless the candidate has a row for them all the same.
-        today: days since 1970-01-01 UTC, which ``publish.expire`` counts from.
-        fence: called before the switch; what it raises leaves the version a candidate.
-        lineage: what the run was made of, for the manifest.
+        keep_last: number of versions that retention keeps after a publication, None for all.
+        seed: seed of the samples on which the gate measures.
+        retired: ids that training has given up (docs/adr/0045). Their vectors are not carried on from the parent,
+            unless the candidate has a row for them.
+        today: today, in days since 1970-01-01 UTC, for ``publish.expire``.
+        fence: function called before the switch; if it raises, the version stays a candidate.
+        lineage: inputs of the run, for the manifest.
         training_step: for a job that publishes several times, the number of its steps before the candidate was taken.
-        models: the run's model beside the served one on held-out rows; None: they were not compared.
+        models: comparison of the run's model with the served one on held-out rows; None: they were not compared.
     """
 
     candidate: ItemVectors
@@ -121,16 +121,15 @@ class RefreshRequest:
 
 
 def publish_candidate(store: Store, collection: str, request: RefreshRequest) -> Publication:
-    """Refresh a collection with a run's item rows: publish them, or hold them and leave what is served alone.
+    """Refresh a collection with a run's item rows: publish them as a new version, or hold that version.
 
-    A run that was overtaken is held. Calling again for a ``job_id`` that wrote a version for the same parent brings
-    that one to its end and returns it: a retried run publishes once. A job that publishes while it trains gives the
-    step that each candidate is of (``training_step``), and then it is the version of that step that is brought to its
-    end.
+    It is also held if another version became current since the run started. A retried run publishes once: a second call
+    with the same ``job_id`` and parent finishes and returns the version that the first call wrote. A job that publishes
+    while it trains sets ``training_step``; then a second call finishes the version of that step.
 
     Raises:
         StoreFull: the disk, quota or file size limit ended a write.
-        StoreBusy: another process kept the collection's writer lock for too long.
+        StoreBusy: another process held the collection's writer lock for too long.
         StoreUnavailable: the store's server cannot be reached.
         CorruptStore: a file of the store is damaged.
         ValueError: vectors that do not fit the collection's id type.
@@ -172,7 +171,7 @@ def publish_candidate(store: Store, collection: str, request: RefreshRequest) ->
 
 
 class _Assessment(NamedTuple):
-    """A verdict on metrics, and the names of the probes that took part; None where nothing was measured."""
+    """The gate's verdict, the metrics, and the names of the probes used; None for those that were not measured."""
 
     verdict: Verdict
     metrics: Metrics
@@ -188,9 +187,9 @@ class _Refresh:
     request: RefreshRequest
 
     def write(self) -> str | Publication:
-        """Take the candidate through the steps up to a written version, and return its name.
+        """Take the candidate through all steps up to a written version, and return the version's name.
 
-        Where it ends before that, return the result instead.
+        If there is nothing to write, return the final result instead.
         """
         target, parent, request, publish = self.target, self.parent, self.request, self.request.publish
         erased = target.erased()
@@ -267,7 +266,7 @@ class _Refresh:
         )
 
     def _held_start(self) -> VersionReader | None:
-        """Return the held version whose rows the run went on from, None where it cannot be read any more."""
+        """Return a reader of the held version whose rows the run went on from; None if it can no longer be read."""
         if self.request.start_version is None or self.parent is None:
             return None
         try:
@@ -318,7 +317,7 @@ class _Refresh:
         rows: ServedRows,
         written: ItemVectors,
     ) -> dict[str, Any]:
-        """Return the manifest's ``alignment``, once all ``rows`` are ``written``."""
+        """Return the manifest's entry ``alignment``; call it once all ``rows`` are written, as ``written``."""
         ema = self.request.publish.ema
         return {
             "kind": alignment.kind,
@@ -332,7 +331,7 @@ class _Refresh:
 
 
 def _copy_views(target: Collection, parent: VersionReader, generation: int) -> None:
-    """Define all views of the parent's generation for a new one of the same coordinates, with the same frequencies."""
+    """Define the views of the parent's generation, with equal frequencies, for a generation in the same coordinates."""
     for view in target.views(parent.version):
         target.create_view(
             view["name"], **{name: view[name] for name in PARAMETERS},
@@ -341,7 +340,7 @@ def _copy_views(target: Collection, parent: VersionReader, generation: int) -> N
 
 
 def _create_views(target: Collection, views: Sequence[ViewSettings], dim: int, generation: int) -> list[str]:
-    """Create the default view and the views asked for; return why not, for views that cannot be."""
+    """Create the default view and the requested views; return an error message for each that cannot be created."""
     views_of_run: list[ViewSettings] = list(views)
     default = default_view(target.name)
     if default not in {view.name for view in views_of_run} and not target.has_view(default, generation):

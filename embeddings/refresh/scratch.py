@@ -1,8 +1,8 @@
 """Scratch collections: copies of a collection's items that null refreshes of earlier versions published.
 
-Nobody is served from them and nothing is published to them. They hold vectors of the same items, so an id is erased
-from them too. They are known by their names alone. Of a long name they have the beginning, and belong to every
-collection whose name begins with it.
+They serve nobody, and nothing is published to them. Since they hold vectors of the same items, ids are erased from them
+too. They are recognized by name only. The name contains at most the first 48 characters of the collection's name, so it
+may belong to several collections.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"(.+)-nulls-[0-9a-f]{8}")
 _ORIGIN_LENGTH = 48
-"""Characters of the collection's name that a scratch name begins with, at most."""
+"""Largest number of characters of the collection's name that a scratch collection's name contains."""
 
 
 def is_scratch(name: str) -> bool:
-    """Tell the name of a scratch collection from others."""
+    """Return True if ``name`` is that of a scratch collection."""
     return _NAME.fullmatch(name) is not None
 
 
 def scratch_names(store: Store, collection: str) -> list[str]:
-    """List the scratch collections of a collection."""
+    """Return the names of a collection's scratch collections."""
     matches = ((name, _NAME.fullmatch(name)) for name in store.collections())
     return [name for name, match in matches if match is not None and match[1] == collection[:_ORIGIN_LENGTH]]
 
 
 def erase(store: Store, collection: str, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
-    """Erase ids from a collection and from its scratch collections, as ``Collection.erase`` does from it alone."""
+    """Erase ids from a collection and its scratch collections; else as ``Collection.erase``, which omits the latter."""
     target = store.collection(collection)
     # First, so that an erasure that is recorded in the collection is in all of them.
     for scratch in map(store.collection, scratch_names(store, collection)):

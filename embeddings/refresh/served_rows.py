@@ -1,4 +1,4 @@
-"""The rows of a version, computed when they are read: turned, averaged with what is served, or carried."""
+"""The rows of a version, computed when they are read: rotated, averaged with the served rows, or carried over."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ MIN_AVERAGE_NORM = 1e-6
 def average(new: Array, old: Array, new_weight: float, reset_below_cosine: float) -> tuple[Array, Array]:
     """Return (z float32 [n, d], reset bool [n]) of one chunk.
 
-    z = unit((1 - w) unit(old) + w unit(new)), and z = unit(new) where the cosine of the two is below the limit (a faded
-    average of two places is a place where nothing is), or where they cancel. Float32 rows whose squares float32 can
-    hold are averaged in float32; the others in float64. Rows that are zero or not finite have no average: the caller
-    leaves them out.
+    z = unit((1 - w) unit(old) + w unit(new)). Rows with a cosine of old and new below the limit, or whose sum is zero,
+    are reset: z = unit(new), since the average of two distant directions means nothing. Float32 rows are averaged in
+    float32 if it can hold their squares, else in float64. The caller leaves out rows that are zero or not finite.
 
     Args:
         new: [n, d], aligned onto the coordinates of ``old``.
-        old: [n, d], what is served.
-        new_weight: w.
+        old: [n, d], the served rows.
+        new_weight: the weight w of ``new``.
         reset_below_cosine: the limit of the cosine.
     """
     new_squares, old_squares = squares_of(new), squares_of(old)
@@ -45,18 +44,18 @@ def average(new: Array, old: Array, new_weight: float, reset_below_cosine: float
 
 
 class ServedRows(Rows):
-    """Rows of a version: row i is that of ``plan.keys[i]``.
+    """Rows of a version: row i is the vector of ``plan.keys[i]``.
 
-    It is the candidate's direction in the coordinates of what is served, averaged with the parent's vector where there
-    is one and ``ema`` is on; the parent's vector, bit for bit, where it is carried.
+    For a carried item it is the parent's vector, bit for bit. For a found item it is the candidate's direction, rotated
+    into the served coordinates. With ``ema`` on, that is averaged with the parent's vector, if there is one.
 
     Args:
         candidate: raw rows [n, d].
-        rotation: R, None for none.
-        parent: what is served, None where nothing is averaged or carried.
+        rotation: the rotation R [d, d]; None: rows are not rotated.
+        parent: vectors of the served version; None if nothing is averaged or carried.
 
     Attributes:
-        reset: bool [m], items read so far that took their new vector whole because it was far from the old.
+        reset: bool [m], flags of the items read so far that were not averaged because their vector turned too far.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class ServedRows(Rows):
         return vectors
 
     def _renewed(self, found_rows: Array, parent_rows: Array) -> tuple[Array, Array]:
-        """Return (vectors, reset) of rows that the candidate has found."""
+        """Return (vectors float32 [k, d], reset bool [k]) of found items, by their rows in candidate and parent."""
         turned = turn_rows(take(self._candidate, found_rows), self._rotation)
         known = np.zeros(len(turned), dtype=np.bool_) if self._ema is None else parent_rows >= 0
         reset = np.zeros(len(turned), dtype=np.bool_)
@@ -104,7 +103,7 @@ class ServedRows(Rows):
 
 
 def items_served(served: Plan, rows: ServedRows, previous: ItemVectors | None, candidate: ItemVectors) -> ItemVectors:
-    """Return the items of the version, whose vectors are ``rows``."""
+    """Return the items of the version as ItemVectors, with ``rows`` as their vectors."""
     return ItemVectors(
         served.keys,
         rows,
@@ -117,7 +116,7 @@ def items_served(served: Plan, rows: ServedRows, previous: ItemVectors | None, c
 
 
 def few_occurrences(candidate: ItemVectors, evidence: EvidenceSettings) -> Array | None:
-    """Flag the items to mark as uncertain unless they were known better, bool [n]; None for none."""
+    """Flag the candidate's items with fewer than ``min_count`` occurrences, bool [n]; None if none is to be marked."""
     if not evidence.mark_uncertain or candidate.counts is None:
         return None
     few: Array = candidate.counts < evidence.min_count
@@ -125,7 +124,7 @@ def few_occurrences(candidate: ItemVectors, evidence: EvidenceSettings) -> Array
 
 
 def _counts(served: Plan, previous: ItemVectors | None, candidate: ItemVectors) -> Array | None:
-    """Return occurrences in this run's training, also of items that are carried; None where unknown."""
+    """Return the number of each item's occurrences in this run's training, carried items included; None if unknown."""
     if candidate.counts is None:
         return None
     if previous is None or not (served.found_rows < 0).any():

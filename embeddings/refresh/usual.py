@@ -35,7 +35,7 @@ class Usual:
 
     Attributes:
         spread: its standard deviation, by the median absolute deviation.
-        refreshes: number of refreshes, those of one day as one.
+        refreshes: number of refreshes, where all refreshes of one day count as one.
     """
 
     median: float
@@ -53,7 +53,7 @@ class Usual:
 
         Args:
             least_spread: least standard deviation that is assumed.
-            standard_error: of the candidate's own value.
+            standard_error: standard error of the candidate's own value.
             at_most: True where large values are bad.
         """
         early = EARLY if self.refreshes < MIN_REFRESHES else 1.0

@@ -1,6 +1,6 @@
 """Feature maps of item vectors: random Fourier features with advice and exports, the identity, the registry of kinds.
 
-The exports are to torch and ONNX. Without torch but for ``torch_module``. Other packages import
+The exports are to safetensors and ONNX. Only ``torch_module`` imports torch. Other packages import
 ``RandomFourierFeatures`` from here.
 """
 

@@ -22,7 +22,7 @@ SAMPLED_ROWS = 512
 MAX_DIM = 16_384
 MIN_TRIED = 4
 MIN_EPSILON = 1e-6
-"""Error of an inner product in float32 features."""
+"""Smallest kernel error to ask for: the rounding error of an inner product of float32 features."""
 # A spread below this is lost in the rounding of float16, and under it two items look alike to most consumers.
 TINY_SPREAD = 0.005
 NOISY = 0.5
@@ -42,7 +42,7 @@ class DimChoice:
 
     Attributes:
         dim: the smallest dim tried whose largest kernel error is at most ``epsilon`` (None: none is).
-        rms_dim: the same of the root mean square error.
+        rms_dim: the same for the root mean square error.
         max_errors, rms_errors: kernel errors at each dim tried.
         bound_dim: dim that equation A.6 of Xu et al. requires (:func:`bound_dim`).
     """
@@ -94,10 +94,10 @@ def dim_for(
     num_sampled: int = SAMPLED_ROWS,
     max_dim: int = MAX_DIM,
 ) -> DimChoice:
-    """Measure at growing dims which one brings the largest kernel error on the user's own vectors to ``epsilon``.
+    """Find the smallest dim at which the largest kernel error on the user's own vectors is at most ``epsilon``.
 
-    The dims are 2d, 4d, 6d, ... in growing steps; the error is over all pairs of the sampled vectors, with the very
-    frequencies that a view of this seed would have.
+    Multiples of 2d are tried, in growing steps. Errors are measured over all pairs of the sampled vectors, with the
+    same frequencies as a view with this seed.
 
     Args:
         epsilon: the kernel error to reach.
@@ -149,8 +149,8 @@ def warnings_of(
 ) -> list[dict[str, str]]:
     """Return advice for the consumers of a view, as {code, message, remedy}.
 
-    The codes are ``few-frequencies`` where m < d; ``narrow-kernel`` and ``noisy`` as measured on ``vectors`` [n, d]
-    where they are given, with the view's U where ``drawn`` gives it; ``standardise`` always.
+    The codes are ``few-frequencies`` if m < d, ``standardise`` always, and ``narrow-kernel`` and ``noisy`` as measured
+    on ``vectors`` [n, d], if given. ``drawn`` is the view's U, if it exists already.
     """
     num_frequencies = dim // 2
     warnings = []
@@ -206,7 +206,7 @@ def _warning(code: str, message: str, remedy: str) -> dict[str, str]:
 
 
 def _directions(vectors: Vectors, num_sampled: int) -> Array:
-    """Return unit rows, float64 [<= num_sampled, d], of evenly spread rows that have a direction."""
+    """Return at most ``num_sampled`` unit rows, float64 [k, d], at even distances; zero rows are left out."""
     if not isinstance(vectors, Rows):
         vectors = np.asarray(vectors)
     # Zero rows are rare: more than asked for are drawn, so that as many remain.

@@ -1,7 +1,7 @@
 """A view as the first layer of a consumer's model, in two formats: safetensors and ONNX.
 
-The safetensors file has U and its description, the ONNX file the whole map. Both take item vectors of any length and
-give what is served, to 1e-6. Torch-free; for torch, see :mod:`embeddings.rff.torch_module`.
+The safetensors file has U and its description, the ONNX file the whole map. Either gives the served features, to 1e-6,
+for item vectors of any norm. For torch, see :mod:`embeddings.rff.torch_module`.
 
     phi(h) = m^{-1/2} [cos(U h), sin(U h)], h brought to unit length first; a zero row gives a zero row.
 """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MapParameters:
-    """Parameters of a view's feature map; None for one that its kind does not read.
+    """Parameters of a view's feature map; a parameter that its kind does not use is None.
 
     Attributes:
         sigma: a positive scale.

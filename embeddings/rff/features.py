@@ -1,7 +1,7 @@
 """Random Fourier features of item vectors: a fixed non-linear map whose inner product is a Gaussian kernel.
 
-The dimension is chosen, the kernel is one of the vectors (Rahimi and Recht 2007; Xu et al., "Some Practical Concerns
-and Solutions for Using Pretrained Representation in Industrial Systems", section 5).
+The user chooses the output dimension (Rahimi and Recht 2007; Xu et al., "Some Practical Concerns and Solutions for
+Using Pretrained Representation in Industrial Systems", section 5).
 
     phi(h) = m^{-1/2} [cos(u_1.h) .. cos(u_m.h), sin(u_1.h) .. sin(u_m.h)],    dim = 2m
     <phi(h), phi(h')>  ~  K(h - h') = exp(-sigma^2 |h - h'|^2 / 2)
@@ -35,7 +35,7 @@ _MIN_CHUNK_ROWS = 64
 class RandomFourierFeatures(FeatureMap):
     """phi of the module's formula, for vectors of ``dim_in`` coordinates.
 
-    Warns where m < dim_in: such a view loses directions.
+    Warns if m < dim_in, since such features lose directions.
 
     Args:
         dim_in: coordinates of the vectors.
@@ -80,7 +80,7 @@ class RandomFourierFeatures(FeatureMap):
     def define(
         cls, dim_in: int, *, dim: int | None, sigma: float | None, seed: int | None, frequencies: str | None
     ) -> MapParameters:
-        """Return the parameters of a new view, whose ``dim`` is 2 dim_in where it was left out."""
+        """Return the parameters of a new view; ``dim`` is 2 dim_in if left out."""
         sigma = DEFAULT_SIGMA if sigma is None else float(sigma)
         return MapParameters(dim_in, 2 * dim_in if dim is None else dim, sigma, seed, frequencies)
 
@@ -142,7 +142,7 @@ class RandomFourierFeatures(FeatureMap):
         return 2 * int(self.frequencies.shape[0])
 
     def fold(self, rotation: Array) -> RandomFourierFeatures:
-        """Return the features of U R^T, float64, for which phi(h; U R^T) = phi(h R; U): a rotation [d, d] at no cost.
+        """Return features with frequencies U R^T, float64, so that phi(h; U R^T) = phi(h R; U) for a rotation R [d, d].
 
         Raises:
             ValueError: a rotation of another shape.
@@ -184,7 +184,7 @@ class RandomFourierFeatures(FeatureMap):
 
 
 def _drawn_by(parameters: MapParameters) -> tuple[float, int, str]:
-    """Return (sigma, seed, frequencies), which every view of this kind has."""
+    """Return (sigma, seed, frequencies) of a view of this kind, none of which is None."""
     sigma, seed, frequencies = parameters.sigma, parameters.seed, parameters.frequencies
     assert sigma is not None
     assert seed is not None
@@ -195,7 +195,7 @@ def _drawn_by(parameters: MapParameters) -> tuple[float, int, str]:
 def _directions(rows: Array, dtype: np.dtype) -> tuple[Array, Array]:
     """Return (unit rows in ``dtype``, indices of zero rows).
 
-    Rows of ordinary size are normalised the quick way, the others by scaling.
+    If all squares fit float32 the rows are normalised directly, else they are scaled first.
     """
     if dtype != np.float32 or rows.dtype not in (np.float32, np.float16):
         return _scaled(rows, dtype)

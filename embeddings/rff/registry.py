@@ -1,4 +1,4 @@
-"""Feature maps by the kind that views name; other packages enter theirs as ``evenkeel.feature_maps``."""
+"""Feature maps by the kind that views name; plugins register theirs as entry points ``evenkeel.feature_maps``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OURS: dict[str, Callable[[], type[FeatureMap]]] = {"rff": _rff, "identity": lam
 FEATURE_MAPS: dict[str, Callable[[], type[FeatureMap]]] = _OURS | {
     entry.name: partial(load, entry) for entry in entry_points(group="evenkeel.feature_maps") if entry.name not in _OURS
 }
-"""Importers of the classes, by kind."""
+"""Functions that import and return the class of a feature map, by kind."""
 
 
 @cache
@@ -30,7 +30,7 @@ def feature_map(kind: str) -> type[FeatureMap]:
     """Return the class of a kind.
 
     Raises:
-        ValueError: No installed package has it, or the one that does cannot be imported.
+        ValueError: No installed package has the kind, or the package that has it cannot be imported.
     """
     if kind not in FEATURE_MAPS:
         raise ValueError(

@@ -19,9 +19,9 @@ from embeddings.rff.features import RandomFourierFeatures, digest
 class RandomFourierLayer(nn.Module):
     """phi(h) = m^{-1/2} [cos(U h), sin(U h)], with h brought to unit length; [..., d] -> [..., dim].
 
-    A zero row gives a zero row. U is a buffer: it moves and is saved with the model and is not trained, because a
-    trained U is no longer the view that is served. ``metadata``: what the layer's file says of the view. Differentiable
-    in h, with gradient zero at a zero row.
+    A zero row gives a zero row. U is a buffer: it moves and is saved with the model, but is not trained, because with a
+    trained U the layer would differ from the served view. ``metadata`` is the description of the view in the layer's
+    file. The layer is differentiable in h, with gradient zero at a zero row.
     """
 
     frequencies: torch.Tensor

@@ -1,4 +1,4 @@
-"""Embedding tables under TorchRec's sharding, on any number of ranks, also one: bags and sequences, whole or split.
+"""Embedding tables under TorchRec's sharding, on one rank or many: bags and sequences, tables whole or split.
 
 TorchRec plans, wraps and distributes inputs; the sharders here make its lookups run
 :class:`embeddings.embedding_tables.EmbeddingTables`. What differs from the stock sharders, and why
@@ -9,12 +9,12 @@ TorchRec plans, wraps and distributes inputs; the sharders here make its lookups
   grid) the new row may be on another rank: ids are swapped before they are distributed, with the rank's own offset.
   The bits are the same (:mod:`embeddings.sse`).
 * Replicas of data-parallel tables exchange ids and gradients in backward, and stay equal bit for bit.
-* Splits work on CPU, and with batches that differ between ranks, also empty ones: gloo refuses the reduce-scatter of
-  unequal parts that TorchRec uses, so ``SumExchange`` sums after an all-to-all, in rank order.
+* Split tables work on CPU, and with batches that differ in size between ranks, even empty batches. For them TorchRec
+  uses a reduce-scatter of unequal parts, which gloo refuses; ``SumExchange`` sums after an all-to-all, in rank order.
 * Mean pooling of split rows divides by the exact number of ids. TorchRec divides by that number + 1e-6.
-* Bad input on one rank is agreed on before any rank waits for its rows.
-* Each batch keeps the place in training that was set before its ids were distributed, so TorchRec's
-  TrainPipelineSparseDist may distribute the next one early: set it where the iterator yields the batch.
+* All ranks learn of bad input on one rank before any of them waits for rows.
+* Each batch keeps its step and sample offset, which are set before its ids are distributed. So TorchRec's
+  TrainPipelineSparseDist may distribute the next batch early: set them when the iterator yields the batch.
 """
 
 from embeddings.sharding.embedding import SEQUENCE_SHARDINGS, SequenceSharder, ShardedSequences

@@ -1,4 +1,4 @@
-"""Sharded sequences: the sharder of an EmbeddingCollection, and what it puts in its place."""
+"""Sharded sequences: the sharder of an EmbeddingCollection, and the module that it replaces the collection by."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEQUENCE_SHARDINGS: dict[str, type[Any]] = {
 class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
     """The sharded sequences of a model: KeyedJaggedTensor -> {feature: JaggedTensor}, one row for each id.
 
-    A feature of two tables is named ``feature@table``. Padding ids have rows of zeros.
+    A feature that two tables have is named ``feature@table``. Padding ids have rows of zeros.
     """
 
     _held_as = "embeddings"

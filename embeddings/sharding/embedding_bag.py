@@ -1,4 +1,4 @@
-"""Sharded bags: the sharder of an EmbeddingBagCollection, and what it puts in its place."""
+"""Sharded bags: the sharder of an EmbeddingBagCollection, and the module that it replaces the collection by."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ BAG_SHARDINGS: dict[str, type[Any]] = {
 class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     """The sharded bags of a model: KeyedJaggedTensor -> KeyedTensor.
 
-    Blocks of the KeyedTensor come in the order of the model's tables where one sharding holds them all on whole rows or
-    columns, else in the order of the plan: take them by name. A feature of two tables is named
-    ``feature@table``.
+    The order of the KeyedTensor's blocks depends on the plan: read blocks by name. A feature that two tables have is
+    named ``feature@table``.
     """
 
     _held_as = "embedding_bags"
@@ -72,7 +71,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
             self._embedding_dims = [dims[name] for name in self._embedding_names]
 
     def _find_split_means(self) -> dict[str, tuple[str, TableConfig]]:
-        """Return (feature, table) by the name of its block, for mean features of tables whose rows are split."""
+        """Return (feature, table) by block name, for features with mean pooling in tables whose rows are split."""
         means = {}
         for sharding in self._embedding_shardings:
             if isinstance(sharding, OurSharding) and sharding.kind.rows_over:
@@ -108,7 +107,10 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
 
 
 def _num_ids(features: KeyedJaggedTensor, feature: str, table: TableConfig) -> Tensor:
-    """Count the ids of ``feature`` that are rows of ``table`` other than padding, at least 1: [B] int64."""
+    """Return the number of ids of ``feature`` in each bag that are rows of ``table``, int64 [B], at least 1.
+
+    Padding ids are not counted.
+    """
     bag = features[feature]
     ids, offsets = bag.values(), bag.offsets().long()
     counted = (ids >= 0) & (ids < table.num_rows) & (ids != table.padding_row)
@@ -117,7 +119,7 @@ def _num_ids(features: KeyedJaggedTensor, feature: str, table: TableConfig) -> T
 
 
 def _divide(pooled: KeyedTensor, names: list[str], divisor: Tensor) -> KeyedTensor:
-    """Divide sums to means: block ``names[i]`` by divisor[:, i]."""
+    """Return ``pooled`` with each block ``names[i]`` divided by ``divisor[:, i]``, which turns sums into means."""
     blocks = list(pooled.values().split(pooled.length_per_key(), dim=1))
     for column, name in enumerate(names):
         number = pooled.keys().index(name)

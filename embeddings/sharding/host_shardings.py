@@ -1,7 +1,7 @@
-"""Shardings that know hosts: rows or columns of a table on the ranks of one host, where exchanges are fast.
+"""Shardings that keep the rows or columns of a table on the ranks of one host, where exchanges are fast.
 
-A host is a block of LOCAL_WORLD_SIZE consecutive ranks. Rows are split over the ranks of a host, so partial sums are
-summed there, and sums then travel between ranks of the same place on all hosts.
+A host is a block of LOCAL_WORLD_SIZE consecutive ranks. Rows are split over the ranks of a host, which first add up
+their partial sums. Then ranks with the same local rank on all hosts exchange the sums.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class SequenceLookup(GroupedEmbeddingsLookup):
 
 
 def _type_dummy(lookup: TableLookup | SequenceLookup, settings: TableSettings) -> None:
-    """Give what a rank without tables sends the type of what the others send."""
+    """Give the empty tensor that a rank without tables sends the dtype of the other ranks' tensors."""
     dummy = lookup._dummy_embs_tensor
     lookup._dummy_embs_tensor = dummy.detach().to(settings.compute_dtype).requires_grad_()
 
@@ -61,10 +61,9 @@ def _type_dummy(lookup: TableLookup | SequenceLookup, settings: TableSettings) -
 class TableKernel(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
     """The shards of a group of tables on one rank, looked up by EmbeddingTables; bags or sequences.
 
-    Row state is no state of a torch optimizer: it is saved by row (trainer/checkpoint/format.py), so TorchRec's is
-    empty. EmbeddingTables takes a feature once, and TorchRec may hand it over several times, for two tables or for two
-    column shards of one; and it stores its tables in one type, and their state in one: where those of a group differ,
-    or a feature comes again, the group is looked up in several parts.
+    TorchRec sees an empty optimizer state, since the state of rows is saved by row (trainer/checkpoint/format.py). An
+    EmbeddingTables has each feature once, one type of rows and one type of state. If a group of TorchRec has a feature
+    twice (for two tables, or two column shards of one), or several types, it is looked up in several parts.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class TableKernel(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
 
 
 def _fused_parameter(weight: Tensor) -> nn.Parameter:
-    """Return the rows as TorchRec wants to see them: a parameter that no dense optimizer steps."""
+    """Return the rows as a parameter that no dense optimizer updates, which TorchRec expects."""
     parameter = nn.Parameter(weight, requires_grad=False)
     parameter._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
     return parameter
@@ -175,9 +174,9 @@ def _shard_config(table: TableConfig, shard: ShardedEmbeddingTable, only_sums: b
 
 
 def _parts(tables: Sequence[ShardedEmbeddingTable], settings: TableSettings) -> list[list[ShardedEmbeddingTable]]:
-    """Return the tables in order, in several parts.
+    """Split the tables into consecutive parts, so that in each part features are unique and types are the same.
 
-    A part ends wherever a feature would come a second time or another type of rows or state begins.
+    The types are those of rows and of optimizer state.
     """
     parts: list[list[ShardedEmbeddingTable]] = []
     seen: set[str] = set()

@@ -1,9 +1,9 @@
 """Data-parallel tables: every rank holds all rows, and applies every rank's gradients in the same order.
 
-Not DistributedDataParallel: it averages dense gradients of parameters, rows of EmbeddingTables are none, and a row's
-state must be updated once. Backward exchanges (ids, output gradient) of each rank, so that
-:meth:`ReplicatedTables.step` acts on the same records everywhere. Replicas then stay equal bit for bit, since a
-kernel's sums have one order.
+DistributedDataParallel cannot do this: it averages dense gradients of parameters, and rows of EmbeddingTables are not
+parameters. Instead backward sends each rank's (ids, output gradient) to all ranks, and
+:meth:`ReplicatedTables.step` applies the same records everywhere. Replicas stay equal bit for bit, since a kernel
+always sums in the same order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from embeddings.sharding.exchange.shm_transport import host_memory
 
 
 class ReplicatedTables(EmbeddingTables):
-    """EmbeddingTables of which every rank of ``group`` holds a copy, ``replica`` here. ``backward`` communicates."""
+    """EmbeddingTables of which each rank of ``group`` holds a copy; ``replica`` is this rank's number in the group.
+
+    ``backward`` is a collective call.
+    """
 
     def __init__(self, *arguments: Any, group: dist.ProcessGroup, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -34,7 +37,7 @@ class ReplicatedTables(EmbeddingTables):
 
 
 class Replicas(nn.Module):
-    """A lookup of replicated tables where TorchRec expects DistributedDataParallel: it asks for ``module``."""
+    """A lookup of replicated tables, with the ``module`` that TorchRec expects of DistributedDataParallel."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -51,7 +54,7 @@ class Replicas(nn.Module):
 
 
 def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
-    """Return the records of all ranks, in rank order; they may differ in size, also be empty; collective."""
+    """Return the records of all ranks, in rank order; a collective call. Records may differ in size, and be empty."""
     world_size = dist.get_world_size(group)
     if world_size == 1:
         return [record]

@@ -1,4 +1,4 @@
-"""Settings of sharded tables, the pieces that a rank holds of them, and TorchRec's collections of them."""
+"""Settings of sharded tables, a rank's pieces of the tables, and the TorchRec collections that describe the tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TableSettings:
         seed: seed of initial rows and SSE draws.
         backend: kernel backend, as for :class:`embeddings.embedding_tables.EmbeddingTables`; None: the default of the
             device.
-        dtype: type of stored rows; computations use its compute type, float32 for half rows.
+        dtype: type of stored rows; computations use its compute type, which is float32 for half-precision rows.
         state_dtype: type of optimizer state; None: the compute type.
         bounds: an id outside its table is an error on every rank (``fatal``), or counts as padding (``ignore``).
         dtypes: ``dtype`` of single tables, by name.
@@ -63,7 +63,7 @@ class TableSettings:
 
     @classmethod
     def of(cls, tables: Iterable[TableConfig], *arguments: Any, **keywords: Any) -> TableSettings:
-        """Return the settings of these tables; the other arguments are those of the class."""
+        """Return settings with the given tables; the other arguments are those of the class after ``tables``."""
         return cls({table.name: table for table in tables}, *arguments, **keywords)
 
     @property
@@ -84,11 +84,11 @@ class TableSettings:
 
 
 class LocalPiece(NamedTuple):
-    """A rectangle of table ``name`` that this rank holds, under that name in ``tables``.
+    """A rectangle of table ``name`` that this rank holds, as the table of that name in ``tables``.
 
-    A rank may hold several pieces of one table, adjacent or not. Every rank holds the whole of a data-parallel table:
-    ``replica`` is the rank's number among them, and a checkpoint needs replica 0 alone. Row state of one number for
-    each row, such as last_update_step, is the same in all column pieces of a row.
+    A rank may hold several pieces of one table, adjacent or not. A data-parallel table is whole on every rank;
+    ``replica`` then numbers the copies, and a checkpoint needs only replica 0. State with one number per row, such as
+    last_update_step, is the same in all pieces that hold columns of the row.
     """
 
     name: str
@@ -102,9 +102,9 @@ class LocalPiece(NamedTuple):
 
 @dataclass
 class StepContext:
-    """The position in training of the next batch to be distributed; shared by the input distributions of a module.
+    """The step and sample offset of the next batch to be distributed; a module's input distributions share it.
 
-    ``step`` is None before the first one is set.
+    ``step`` is None until it is set for the first time.
     """
 
     step: int | None = None
@@ -114,10 +114,10 @@ class StepContext:
 
 
 def embedding_bag_collection(tables: Sequence[TableConfig], is_weighted: bool = False) -> EmbeddingBagCollection:
-    """Return the unsharded bags of these tables, on the meta device: a model holds it until it is sharded.
+    """Return an unsharded EmbeddingBagCollection of these tables, on the meta device, for use in a model to be sharded.
 
-    Pooling is set for each feature (:class:`TableConfig`), so TorchRec's setting is not read. With ``is_weighted`` each
-    id comes with a weight.
+    Pooling is set for each feature (:class:`TableConfig`); TorchRec's own setting is ignored. With ``is_weighted``
+    each id comes with a weight.
     """
     configs = [EmbeddingBagConfig(**_described(table)) for table in tables]
     with _NothingDrawn():
@@ -125,7 +125,10 @@ def embedding_bag_collection(tables: Sequence[TableConfig], is_weighted: bool = 
 
 
 def embedding_collection(tables: Sequence[TableConfig]) -> EmbeddingCollection:
-    """Return the unsharded sequences of these tables (``pooling="none"``, equal dims), on the meta device."""
+    """Return an unsharded EmbeddingCollection of these tables, on the meta device.
+
+    The tables must have ``pooling="none"`` and equal dims.
+    """
     configs = [EmbeddingConfig(**_described(table)) for table in tables]
     with _NothingDrawn():
         return EmbeddingCollection(tables=configs, device=torch.device("meta"))
@@ -159,9 +162,9 @@ def data_type_of(dtype: torch.dtype) -> DataType | None:
 def check_collection(
     configs: Sequence[EmbeddingBagConfig] | Sequence[EmbeddingConfig], tables: Mapping[str, TableConfig]
 ) -> None:
-    """Check that the tables of a model's collection are those of the table configs of the same names.
+    """Check that each table of a model's collection agrees with the table config of the same name.
 
-    Tables of a collection of bags must be pooled, those of a collection of sequences not.
+    Tables of a collection of bags must be pooled; tables of a collection of sequences must not be.
 
     Raises:
         ValueError: the tables differ.

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class RowsOfRank:
-    """The parts of tables that this rank holds, and the steps of their rows; nothing here communicates."""
+    """The parts of tables that this rank holds, and the updates of their rows; no method communicates."""
 
     def kernels(self) -> Iterator[EmbeddingTables]:
         """Yield every EmbeddingTables of this rank."""
         raise NotImplementedError
 
     def set_context(self, step: int, sample_offset: int, part_offset: int = 0) -> None:
-        """Set the next batch's position in training; call it before the batch's ids are distributed.
+        """Set the next batch's step and sample offset; call it before the batch's ids are distributed.
 
-        That is before each training forward. TrainPipelineSparseDist distributes a batch while it trains on the one
-        before: there, call it when the pipeline's iterator yields the batch.
+        Usually that means before each training forward. TrainPipelineSparseDist distributes a batch while it trains on
+        the previous one: with it, call this when the pipeline's iterator yields the batch.
 
         Args:
             step: the step that the batch is for.
@@ -45,7 +45,7 @@ class RowsOfRank:
         raise NotImplementedError
 
     def step(self, k: int, scale: float = 1.0) -> None:
-        """Apply what this rank's backward recorded, times ``scale``, as step ``k``.
+        """Apply the gradients that this rank's backward recorded, times ``scale``, as step ``k``.
 
         After an error it can be called again: tables that have applied the step do not apply it twice.
         """
@@ -54,9 +54,9 @@ class RowsOfRank:
                 kernel.step(k, scale)
 
     def gradient_squared_norm(self) -> float:
-        """Return this rank's part of the sum over all rows of |gradient|^2.
+        """Return this rank's share of the sum of |gradient|^2 over all rows.
 
-        The sum over ranks counts each element once.
+        Added up over ranks, the shares count each element once: of replicated tables only replica 0 counts.
         """
         return sum(
             kernel.gradient_squared_norm()
@@ -65,25 +65,25 @@ class RowsOfRank:
         )
 
     def perturbed(self, scale: float) -> list[Perturbed]:
-        """Move this rank's touched rows by ``scale`` times their gradient, until each of the results is undone."""
+        """Move this rank's touched rows by ``scale`` times their gradient; call ``restore`` of each result to undo."""
         return [perturb(kernel, scale) for kernel in self.kernels()]
 
     def reset(self, completed_steps: int) -> None:
-        """Set initial rows and state, whose steps count from ``completed_steps`` on."""
+        """Set initial rows and fresh state; rows and optimizer then count their steps from ``completed_steps``."""
         for kernel in self.kernels():
             kernel.reset(completed_steps)
 
     def discard(self) -> None:
-        """Drop what this rank's backward recorded."""
+        """Drop the gradients that this rank's backward recorded."""
         for kernel in self.kernels():
             kernel.discard()
 
     def non_finite_tables(self) -> list[str]:
-        """Return the tables with a gradient recorded on this rank that is not finite."""
+        """Return the names of the tables for which this rank recorded a gradient that is not finite."""
         return sorted({name for kernel in self.kernels() for name in kernel.non_finite_tables()})
 
     def local_pieces(self) -> list[LocalPiece]:
-        """Return this rank's piece of every table, sorted by name, row_start and column_start."""
+        """Return this rank's pieces of all tables, sorted by name, row_start and column_start."""
         pieces = [
             LocalPiece(
                 table.name,
@@ -116,9 +116,9 @@ class ShardedTables(RowsOfRank, nn.Module):
     """The attribute in which TorchRec keeps the tables of its collection."""
 
     def _prepare(self, settings: TableSettings, configs: Sequence[BaseEmbeddingConfig]) -> None:
-        """Set what TorchRec's constructor needs, which builds shardings; call it before.
+        """Set the attributes that building shardings needs; call it before TorchRec's constructor, which builds them.
 
-        The collection's ``configs`` get the types of rows that the settings say.
+        This also sets the data type in the collection's ``configs`` from ``settings``.
         """
         # Not yet a Module: plain attributes are all that may be set.
         self.settings = settings
@@ -135,12 +135,12 @@ class ShardedTables(RowsOfRank, nn.Module):
         return self
 
     def _checked(self, ctx: Any, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return the input to distribute: empty if it is invalid.
+        """Return the input to distribute: ``features``, or an empty batch if they are invalid.
 
-        ``ctx`` goes to :meth:`_begin_lookup` later, maybe after the next batch was distributed.
+        ``ctx`` is passed to :meth:`_begin_lookup` later, maybe after the next batch was distributed.
 
         Raises:
-            ValueError: ids are to be swapped, but the position in training was not set.
+            ValueError: ids are to be swapped, but ``set_context`` was not called.
         """
         context = self._step_context
         if context.training and context.step is None and any(map(self.settings.probability, self.settings.sse)):
@@ -154,7 +154,7 @@ class ShardedTables(RowsOfRank, nn.Module):
         return features if problem is None else emptied(features)
 
     def _begin_lookup(self, ctx: Any) -> None:
-        """Begin the lookup of a distributed batch: check all ranks' verdicts on it, and set its position in training.
+        """Begin the lookup of a distributed batch: raise if any rank refused it, and set its step and sample offset.
 
         Raises:
             ValueError: its ids are bad, or it was distributed for another step than the next one.
@@ -188,7 +188,7 @@ class ShardedTables(RowsOfRank, nn.Module):
         context.step, context.sample_offset, context.part_offset = step, sample_offset, part_offset
 
     def init_data_parallel(self) -> None:
-        """Put :class:`Replicas` where TorchRec puts DistributedDataParallel."""
+        """Wrap lookups of replicated tables in :class:`Replicas`, where TorchRec wraps in DistributedDataParallel."""
         for number, lookup in enumerate(self._lookups):
             if any(isinstance(module, ReplicatedTables) for module in lookup.modules()):
                 self._lookups[number] = Replicas(lookup)
@@ -201,11 +201,11 @@ class ShardedTables(RowsOfRank, nn.Module):
             setattr(self, self._held_as, nn.ModuleDict())
 
     def reset_parameters(self) -> None:
-        """Do nothing: EmbeddingTables draws initial rows by row number or key, the same in every plan."""
+        """Do nothing: EmbeddingTables sets initial rows itself, the same for every sharding plan."""
 
 
 class SharderOfTables:
-    """Mixin of the sharders of both collections; each puts it before TorchRec's sharder."""
+    """Mixin for the sharders of bags and of sequences; each inherits from it before TorchRec's sharder."""
 
     _shardings: ClassVar[Mapping[str, Any]]
     _sharded: ClassVar[type[Any]]
@@ -240,11 +240,11 @@ class SharderOfTables:
 
 
 class ModelTables(RowsOfRank):
-    """All sharded tables of a model, whatever collections hold them.
+    """All sharded tables of a model, over all its collections.
 
     Attributes:
-        paths: paths of their collections in the model.
-        module_sharding_plan: the plan of each table, by name.
+        paths: paths in the model of the collections that hold the tables.
+        module_sharding_plan: the sharding plan of each table, by table name.
     """
 
     def __init__(self, model: nn.Module) -> None:

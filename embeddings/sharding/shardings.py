@@ -29,7 +29,7 @@ from embeddings.tables.shardings import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, TA
 
 
 class OurSharding:
-    """Mixin of all shardings; each puts it before a class of TorchRec.
+    """Mixin of all shardings; each inherits from it before a class of TorchRec.
 
     ``kind`` is the entry of :mod:`embeddings.tables.shardings` that it implements.
 
@@ -73,15 +73,15 @@ class OurSharding:
         )
 
     def _local_groups(self) -> list[GroupedEmbeddingConfig]:
-        """Return the groups of tables that this rank holds a part of."""
+        """Return the groups of tables of which this rank holds a part."""
         return self._grouped_embedding_configs  # type: ignore[attr-defined, no-any-return]
 
     def _groups(self) -> list[GroupedEmbeddingConfig]:
-        """Return the groups of tables in the order of the features that this sharding takes."""
+        """Return the groups of tables, in the order in which this sharding takes their features."""
         return self._grouped_embedding_configs  # type: ignore[attr-defined, no-any-return]
 
     def blocks(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (block name, feature, table) in the order of the features that this sharding takes."""
+        """Yield (output block name, feature, table) in the order in which this sharding takes features."""
         for group in self._groups():
             for table in group.embedding_tables:
                 for name, feature in zip(table.embedding_names, table.feature_names, strict=True):
@@ -113,7 +113,7 @@ class TableWise(OurSharding, TwPooledEmbeddingSharding):
 
 
 class PooledColumns(OurSharding):
-    """The common part of the shardings of bags in which columns alone are split."""
+    """The common part of shardings of bags that split tables only by columns."""
 
     # Dims of the column shards, rank by rank, and the order that joins those of a feature.
     _embedding_dims: list[int]
@@ -129,7 +129,7 @@ class PooledColumns(OurSharding):
 class ColumnWise(PooledColumns, CwPooledEmbeddingSharding):
     """Columns of a table on several ranks.
 
-    Every shard looks the same ids up, and draws the same swaps.
+    Every shard looks up the same ids, and draws the same swaps.
     """
 
     kind = COLUMN_WISE
@@ -157,7 +157,7 @@ class RowWise(OurSharding, RwPooledEmbeddingSharding):
 
 
 class SequenceSharding(OurSharding):
-    """The common part of the shardings of sequences in which rows travel."""
+    """The common part of shardings of sequences that send rows between ranks."""
 
     _lookup = SequenceLookup
 

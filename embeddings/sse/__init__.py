@@ -1,6 +1,6 @@
-"""Stochastic Shared Embeddings: which ids are swapped, for which others, and graphs over rows to walk on.
+"""Stochastic Shared Embeddings (SSE): random swaps of ids in training, and graphs of similar rows to swap by.
 
-``graph`` needs no torch. Other packages import ``StochasticSharedEmbedding`` from here.
+``graph`` does not import torch. Other packages import ``StochasticSharedEmbedding`` from here.
 """
 
 from typing import TYPE_CHECKING

@@ -112,7 +112,7 @@ class Graph:
         return degrees
 
     def validate(self) -> None:
-        """Raise ValueError, saying what is wrong and where, for arrays that are not a graph as the class has it."""
+        """Raise ValueError, naming the fault and its position, if the arrays are not a graph as the class describes."""
         offsets, neighbours = self.offsets, self.neighbours
         if offsets.dtype != np.int64 or neighbours.dtype != np.int32 or offsets.ndim != 1 or neighbours.ndim != 1:
             raise ValueError(
@@ -162,7 +162,7 @@ class Graph:
             )
 
     def turned(self, by: int) -> Graph:
-        """Return the graph of rows (j - by) modulo num_rows, where row j was."""
+        """Return the graph with every row j renumbered to (j - by) modulo num_rows."""
         rows = np.repeat(np.arange(self.num_rows, dtype=np.int32), self.degrees)
         source, target = ((ends - np.int64(by)) % self.num_rows for ends in (rows, self.neighbours))
         return Graph.from_edges(source, target, self.num_rows, symmetric=False, first_live_row=0)
@@ -170,8 +170,8 @@ class Graph:
     def thresholds(self, rho: float, num_others: int) -> npt.NDArray[np.uint64]:
         """Return for each degree d the 32-bit word below which a hit becomes a neighbour, uint64 [largest degree + 1].
 
-        ceil(rho d / Z 2^32) with Z = rho d + (num_others - d), from equation 3 of Wu et al. It is computed here alone,
-        in float64, so that kernels compare integers and agree bit for bit.
+        It is ceil(rho d / Z 2^32) with Z = rho d + (num_others - d), from equation 3 of Wu et al. Only this method
+        computes it, in float64: kernels compare integers, and so agree bit for bit.
         """
         thresholds = self._thresholds.get((rho, num_others))
         if thresholds is None:
@@ -200,7 +200,7 @@ class Graph:
 class PackedGraphs(NamedTuple):
     """The graphs of several features in three arrays, as compiled kernels take them.
 
-    Feature f has none where ``starts[f, 0]`` is -1. Else its offsets begin at offsets[starts[f, 0]] and point into
+    Feature f has no graph if ``starts[f, 0]`` is -1. Else its offsets begin at offsets[starts[f, 0]] and point into
     ``neighbours``, and its threshold for degree d (:meth:`Graph.thresholds`) is thresholds[starts[f, 1] + d].
     """
 
@@ -211,7 +211,7 @@ class PackedGraphs(NamedTuple):
 
 
 def pack_graphs(graphs: Sequence[tuple[Graph, float, int] | None]) -> PackedGraphs:
-    """Pack (graph, rho, number of other live rows) or None for each feature; one graph alone is not copied."""
+    """Pack a (graph, rho, number of other live rows), or None, for each feature; a single graph is not copied."""
     starts = np.full((len(graphs), 2), -1, dtype=np.int64)
     placed: dict[Graph, int] = {}
     offsets: list[npt.NDArray[np.int64]] = []

@@ -1,4 +1,4 @@
-"""Stochastic Shared Embeddings (Wu et al., NeurIPS 2019): an id is sometimes swapped for another one of its table.
+"""Stochastic Shared Embeddings (Wu et al., NeurIPS 2019): an id is sometimes swapped for another id of its table.
 
 SSE-SE (equation 5): p(j, j) = 1 - p0 and p(j, k) = p0 / (N - 1) for each of the other N - 1 live rows k: the row itself
 is never drawn on a hit. Rows below ``first_live_row`` (padding, unknown) are neither swapped nor drawn; with
@@ -16,9 +16,10 @@ Every draw is fixed bit for bit: Philox4x32-10 with key (seed, crc32(table)) and
 (step, index, crc32(feature) & 0xffff0000 | position & 0xffff, stream), where ``position`` is the index in a sample's
 list.
 
-Which samples hit is drawn as distances, for each position and each block of 2^s samples (s: :func:`block_shift`;
-``index`` = sample >> s, ``sample`` being that in the global batch) anew: the first hit is so far behind sample -1 of
-the block, each other one so far behind the one before, until the block ends. Distance n is the number of words of
+The samples that hit (are swapped) are drawn as distances, anew for each position and each block of 2^s samples. Here s
+is :func:`block_shift`, ``index`` = sample >> s, and ``sample`` is the sample's index in the global batch. Distance 0
+leads from sample -1 of the block to the first hit, each further distance from one hit to the next. Distance n is the
+number of words of
 :func:`distance_thresholds` that are not above word ``n & 3`` of stream 2^30 + n >> 2, plus 1: geometric, so that each
 sample hits with probability p0, independently. A block has 256 samples, or as many as make two hits likely if those
 are fewer: at p0 = .01 its 256 samples take three or four words.
@@ -67,10 +68,10 @@ def hit_threshold(probability: float) -> int:
 
 
 def block_shift(probability: float) -> int:
-    """Return the number of bits of a sample's place in its block.
+    """Return s, for blocks of 2^s samples.
 
-    Blocks are so short that fewer than three hits are expected in one: a walk to a sample of a list that is
-    alone at its position draws no more for it.
+    A block has at most LONGEST_BLOCK samples, and is so short that fewer than three hits are expected in it. So few
+    draws are wasted if only one sample of the block has an id at this position.
     """
     shift = LONGEST_BLOCK.bit_length() - 1
     while shift > 0 and probability * (1 << shift) >= 3.0:
@@ -80,10 +81,10 @@ def block_shift(probability: float) -> int:
 
 @cache
 def distance_thresholds(probability: float) -> np.ndarray:
-    """Return for d = 1, ..., 256 the 32-bit word below which the next hit is at most d away, uint64 [256].
+    """Return for d = 1, ..., 256 the 32-bit word below which the next hit is at most d samples away, uint64 [256].
 
-    (1 - (1 - p0)^d) 2^32, rounded. It is computed here alone, in whole numbers, so that kernels compare integers and
-    agree bit for bit.
+    It is (1 - (1 - p0)^d) 2^32, rounded. Only this function computes it, in exact integers: kernels compare integers,
+    and so agree bit for bit.
     """
     numerator, denominator = probability.as_integer_ratio()
     missed, whole, thresholds = 1, 1, []
@@ -94,12 +95,12 @@ def distance_thresholds(probability: float) -> np.ndarray:
 
 
 def feature_word(feature: str) -> int:
-    """Return the upper half of the third counter word."""
+    """Return the upper 16 bits of the third counter word of a feature's draws, with zeros below."""
     return zlib.crc32(feature.encode()) & 0xFFFF0000
 
 
 def check_sse(table: TableConfig, feature: str, config: SSEConfig) -> None:
-    """Raise ValueError where the graph of ``config`` is not over the rows of the feature's table.
+    """Raise ValueError if the graph of ``config`` does not have the rows of the feature's table.
 
     Dynamic tables are refused as well, since SSE could draw a row that belongs to no id.
     """
@@ -133,7 +134,7 @@ def swap_in_numpy(
     step: int,
     sample_offset: int = 0,
 ) -> torch.Tensor:
-    """Return the ids of one feature after SSE: those of :func:`embeddings.kernels.swap.swap`, computed plainly."""
+    """Return the ids of one feature after SSE, the same as :func:`embeddings.kernels.swap.swap`, in plain numpy."""
     bounds = (offsets - offsets[0]).numpy()
     lengths = np.diff(bounds)
     samples = np.repeat(np.arange(len(lengths)), lengths) + sample_offset
@@ -146,11 +147,13 @@ def swap_in_numpy(
 class SwapDraws(NamedTuple):
     """The arrays that compiled swaps of several features need.
 
-    The last three are those of :class:`embeddings.sse.graph.PackedGraphs`, and behind the thresholds of graphs are
-    those of distances. ``words``, uint64 [F, 10]: where in ``thresholds`` the feature's distances start plus 1 (0:
-    nothing is swapped), third counter word, key (2), number of other rows that are drawn, the first of them, where its
-    graph starts in ``offsets`` plus 1 (0: no graph), its thresholds in ``thresholds``, the threshold below which a walk
-    ends (0: no walk), and :func:`block_shift`.
+    The last three are as in :class:`embeddings.sse.graph.PackedGraphs`; ``thresholds`` also has, after those of graphs,
+    the thresholds of distances. ``words`` is uint64 [F, 10], with these words for each feature:
+
+    - 0: 1 + start of its distance thresholds in ``thresholds``; 0: nothing is swapped. 1: third counter word.
+    - 2, 3: key of its draws. 4: number of other rows to draw from. 5: the first of these rows.
+    - 6: 1 + start of its graph in ``offsets``; 0: no graph. 7: start of the graph's thresholds in ``thresholds``.
+    - 8: threshold below which a walk ends; 0: no walk. 9: :func:`block_shift`.
     """
 
     words: np.ndarray
@@ -160,7 +163,7 @@ class SwapDraws(NamedTuple):
 
 
 def swap_draws(features: Sequence[tuple[TableConfig, str, SSEConfig]], seed: int) -> SwapDraws:
-    """Return for all (table, feature, config) what their compiled swaps need."""
+    """Return the arrays for the compiled swaps of several features, each given as (table, feature, config)."""
     graphs: list[tuple[Graph, float, int] | None] = []
     words = np.zeros((len(features), 10), dtype=np.uint64)
     probabilities: dict[float, int] = {}
@@ -194,7 +197,10 @@ def swap_ids(
     seed: int,
     step: int,
 ) -> np.ndarray:
-    """Return ids after SSE as :func:`swap_in_numpy` does, with their global samples and positions given, int64 [n]."""
+    """Return ids after SSE, int64 [n], as :func:`swap_in_numpy` does; the caller gives each id's sample and position.
+
+    ``samples`` are indices in the global batch, ``positions`` indices in a sample's list.
+    """
     swapped: np.ndarray = ids.copy()
     first = first_swapped_row(table, config)
     num_others = table.num_rows - first - 1
@@ -261,7 +267,7 @@ def _swap_for_neighbours(
     words: Callable[[np.ndarray, int], np.ndarray],
     below: Callable[[np.ndarray, np.ndarray, int], np.ndarray],
 ) -> np.ndarray:
-    """Swap, in place, those hits that a neighbour replaces; return the others."""
+    """Draw the hits to be replaced by a neighbour, and replace them in ``ids``, in place; return the other hits."""
     start = graph.offsets[ids[hits]]
     degree = graph.offsets[ids[hits] + 1] - start
     near = words(hits, NEIGHBOUR_STREAM) < graph.thresholds(rho, num_others)[degree]
@@ -278,7 +284,7 @@ def _walk(
     words: Callable[[np.ndarray, int], np.ndarray],
     below: Callable[[np.ndarray, np.ndarray, int], np.ndarray],
 ) -> np.ndarray:
-    """Swap, in place, the hits with neighbours for the end of a walk from each; return the others."""
+    """Replace, in place, each hit that has neighbours by the end of a walk from it; return the other hits."""
     degrees = graph.degrees
     alone: np.ndarray = hits[degrees[ids[hits]] == 0]
     walking = hits[degrees[ids[hits]] > 0]

@@ -1,6 +1,6 @@
 """The feature store: immutable versions of item vectors, one atomic switch, readers that never wait.
 
-``open_store`` is the entry point for code that reads or publishes vectors. Without torch.
+``open_store`` is the entry point for code that reads or publishes vectors. The package does not import torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""An Arrow IPC file of one record batch, written without having its largest column in memory.
+"""An Arrow IPC file of one record batch, written without holding its largest column in memory.
 
-A reader maps such a file and has the column as one array, which several batches would not give it. The format needs the
-lengths of all columns before the first byte of the largest one: so the batch is described with a column of that length
-which has no memory behind it, and where its bytes are due, chunks are computed, checked and written in their place.
+With one batch, a reader can map the file and see the column as one array. The format needs the lengths of all columns
+before the bytes of the largest. So Arrow gets a placeholder column of that length, without memory behind it. When Arrow
+writes the placeholder's bytes, chunks of the real column are computed, checked and written instead.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from embeddings.vectors.lazy_rows import CHUNK_ROWS, Array, Vectors
 def write_streamed(
     path: Path, columns: dict[str, pa.Array], name: str, vectors: Vectors, dtype: Any = np.float32
 ) -> FileEntry:
-    """Write one record batch to ``path`` durably, and return the manifest's entry for the file.
+    """Write one record batch to ``path``, synced to the disk, and return the manifest's entry of the file.
 
-    Its last column, ``name``, has ``vectors`` [n, d] as fixed-size lists of ``dtype``, read a few thousand at a time.
+    The batch has ``columns``, and last the column ``name``: ``vectors`` [n, d] as fixed-size lists of ``dtype``.
+    Vectors are read a few thousand at a time.
 
     Raises:
         ValueError: a row that is not finite in ``dtype``.
@@ -66,7 +67,7 @@ def _all_finite(rows: Array) -> bool:
 
 
 class _Sink:
-    """The file that Arrow writes to: passes everything on, but chunks in place of the placeholder."""
+    """A file for Arrow to write to: it passes all bytes on, but replaces those of the placeholder by chunks."""
 
     def __init__(self, file: HashingFile, placeholder: pa.Buffer, chunks: Callable[[], Iterator[Array]]):
         self._file = file

@@ -1,4 +1,4 @@
-"""Stores by their URL: a folder, or a backend by its scheme; other packages enter theirs as ``evenkeel.stores``."""
+"""Opening of stores by URL, whose scheme selects the backend; plugins register theirs as ``evenkeel.stores``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from embeddings.store.feature_store import Store
 
 
 def open_store(url: str | Path) -> Store:
-    """Return the store at a path or a URL; it need not exist yet, and nothing is connected to before it is used.
+    """Return the store at a path or a URL; it need not exist yet, and servers are contacted only on first use.
 
-    URLs are ``file://`` ones, ``redis://HOST:PORT/DB?prefix=P`` (also ``rediss://``, ``unix://``), and
+    URLs are ``file:///PATH``, ``redis://HOST:PORT/DB?prefix=P`` (also ``rediss://``, ``unix://``), and
     ``s3://BUCKET/PREFIX?endpoint_override=E``; docs/guides/store.md has the options.
 
     Raises:
-        ValueError: other schemes and options, or the scheme's package cannot be imported.
+        ValueError: an unknown scheme or option, or the scheme's package cannot be imported.
 
     Example:
         >>> import numpy as np
@@ -77,4 +77,4 @@ BACKENDS: Registry[Callable[[str], Store]] = Registry(
         "s3": UrlScheme("s3://BUCKET/PREFIX", _s3),
     },
 )
-"""Functions that open a URL, by its scheme; another package's may be any function of a URL."""
+"""Functions that return the store at a URL, by the URL's scheme; a plugin may register any such function."""

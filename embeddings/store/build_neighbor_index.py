@@ -1,6 +1,6 @@
-"""``python -m embeddings.store.build_neighbor_index COLLECTION VERSION FILE``: the index of a version's neighbours.
+"""``python -m embeddings.store.build_neighbor_index COLLECTION VERSION FILE``: build a nearest-neighbour index.
 
-The store is the one at EVENKEEL_STORE_URL, which may hold a password and has no place among arguments. Torch-free.
+The store's URL is read from EVENKEEL_STORE_URL and not given as an argument, since it may hold a password.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from embeddings.store.nearest_neighbors import build_index
 
 
 def main() -> int:
-    """Build one index, unless another process is at it."""
+    """Build one index, unless another process is building it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name in ("collection", "version"):
         parser.add_argument(name)

@@ -1,12 +1,12 @@
 """A version for Feast: a Parquet source and a feature repository, written without Feast.
 
-    FOLDER/feature_store.yaml   project, local provider, SQLite online store: to be edited
+    FOLDER/feature_store.yaml   project, local provider, SQLite online store; users edit it
            features.py          entity, source, feature view; collection and version in its tags
            data/items.parquet   the join key, event_timestamp, status, vector
 
-Feast's dependencies clash with this package's, so it is installed apart, and reads this folder. docs/guides/store.md
-shows how. The source is replaced before the definitions, each in one step: a reader in between has the new rows under
-the old tags. Torch-free.
+Feast's dependencies clash with this package's, so it is installed in another environment and reads this folder, as
+docs/guides/store.md shows. The source is replaced first and the definitions after it, each in one step: a reader in
+between sees the new rows with the old tags.
 """
 
 from __future__ import annotations
@@ -81,24 +81,24 @@ def export_feast(
     ttl_seconds: float = 0.0,
     at: datetime | None = None,
 ) -> str:
-    """Write ``folder``, or its contents anew, and return the version that is in it.
+    """Write or rewrite the feature repository ``folder``, and return the exported version.
 
-    feature_store.yaml is written once and then left as it is.
+    An existing feature_store.yaml is left as it is.
 
     Args:
         collection: the collection to export from.
         folder: the feature repository.
         version: the version to export.
-        view: its features instead of the item vectors.
+        view: the view whose features are exported; None: the item vectors.
         entity: the join key, a Python name.
-        ttl_seconds: how long Feast takes a row for valid, 0 for ever.
-        at: every row's event_timestamp, now where left out; Feast materializes what lies between two times, so a
-            version that is served again needs a new one.
+        ttl_seconds: time for which Feast takes a row for valid; 0: for ever.
+        at: event_timestamp of every row; left out: now. Feast materializes rows between two times, so a version that is
+            served again needs a new time.
 
     Raises:
         UnknownVersion: there is no such version.
         UnknownView: there is no such view.
-        ValueError: an entity that is no Python name or is the feature view's name, or a ttl that cannot be.
+        ValueError: an entity that is not a Python name or is the feature view's name, or a negative ttl.
     """
     taken = entity in ("vector", "status", "event_timestamp") or keyword.iskeyword(entity)
     if not entity.isidentifier() or taken:
@@ -132,7 +132,7 @@ def export_feast(
 
 
 def _feast_name(name: str) -> str:
-    """Return a name of this store in a form that Feast and Python accept."""
+    """Return a collection's or view's name in a form that Feast and Python accept."""
     name = re.sub(r"[^a-z0-9_]", "_", name)
     return name if name[0].isalpha() and not keyword.iskeyword(name) else f"_{name}"
 

@@ -1,16 +1,16 @@
 """The embedded feature store: immutable versions of item vectors, one atomic switch, readers that never wait.
 
-    STORE/collections/NAME/CURRENT               which version is served, which were, and why: replaced in one step
+    STORE/collections/NAME/CURRENT               served version and history of switches: replaced in one step
                            versions/v000001/     manifest.json, items.arrow, frequencies of its views; never changed
                            states/v000001.json   held (with reasons) or expired
                            views/VIEW/g0001.json the view in anchor generation 1, and its frequencies
                            LOCK                  one writer at a time
           namespaces/NAME/                       a store within the store
 
-A version's state follows from these: *published* if CURRENT names it, *superseded* if it did, *held* or *expired* if
-its state file says so, else *candidate*. The only commit is the replacement of CURRENT, compared under the writer lock
-with the version that the publisher started from: a publisher that was overtaken gets StaleParent. Readers take no lock.
-Fetching needs nothing but these files. Torch-free.
+A version's state follows from these files: *published* if CURRENT names it, *superseded* if CURRENT named it before,
+*held* or *expired* if its state file says so, else *candidate*. A publication replaces CURRENT under the writer lock,
+if CURRENT still names the version that the publisher started from; else the publisher gets StaleParent. Readers take
+no lock, and need nothing but these files.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class Store:
     """Collections of item vectors under one directory; thread-safe, and any number of processes may have it open."""
 
     is_remote = False
-    """True if a server is needed that may be away."""
+    """True if the store needs a server, which may be unreachable."""
 
     def __init__(self, root: Path):
         self.root = root
         self.url = str(root)
         self.opened_from = self.url  # may hold a password: not to be shown
         self.open_url: Callable[[str], Store] = lambda url: Store(Path(url))
-        """Opens stores within this one, as this one was opened."""
+        """Function that opens the namespaces of this store by URL."""
         self._namespaces: dict[str, Store] = {}
         self._collections: dict[str, Collection] = {}
         self._view_collections: dict[str, Collection] = {}
         self._lock = threading.Lock()
 
     def collections(self) -> list[str]:
-        """Return names of the collections that have a version (candidates count)."""
+        """Return the names of all collections that have a version, of whatever state."""
         names = sorted(name for name in self._names() if NAME_PATTERN.fullmatch(name))
         return [name for name in names if self.collection(name).exists()]
 
     def collection(self, name: str) -> Collection:
-        """Return the collection of that name, which comes into being with its first version.
+        """Return the collection of that name; it is created when its first version is written.
 
         Raises:
             ValueError: a name that is not ``[a-z0-9][a-z0-9_-]{0,62}``.
@@ -61,7 +61,7 @@ class Store:
             return self._collections[name]
 
     def view_collection(self, view: str) -> Collection:
-        """Return the collection a view belongs to: names of views are unique in a store.
+        """Return the collection that has the view ``view``; names of views are unique in a store.
 
         Raises:
             UnknownView: no collection has the view.
@@ -76,20 +76,17 @@ class Store:
         raise UnknownView(f"no collection has a view '{view}'")
 
     def seen_view_collection(self, view: str) -> Collection | None:
-        """Return the collection a view belongs to, without a search.
-
-        None for a view that this process has not found before.
-        """
+        """Return the collection that has the view, without a search; None if no earlier search has found it."""
         known = self._view_collections.get(view)
         return known if known is not None and known.knows_view(view) else None
 
     def namespace(self, name: str) -> Store:
-        """Return the store of that name within this one; it need not exist yet.
+        """Return the namespace ``name``, a separate store within this one; it need not exist yet.
 
-        Names of collections and views are unique in each, and none sees another's.
+        Its collections and views are its own: other namespaces may use the same names.
 
         Raises:
-            ValueError: a name that no collection could have.
+            ValueError: a name that is not ``[a-z0-9][a-z0-9_-]{0,62}``.
         """
         if not NAME_PATTERN.fullmatch(name):
             raise ValueError(f"namespace {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
@@ -99,7 +96,7 @@ class Store:
             return self._namespaces[name]
 
     def namespaces(self) -> list[str]:
-        """Return the namespaces that this process has used."""
+        """Return the names of the namespaces that this process has used."""
         with self._lock:
             return sorted(self._namespaces)
 
@@ -109,7 +106,7 @@ class Store:
             self.collection(name).finish_erasure()
 
     def reach(self) -> None:
-        """Ask the server, where there is one, for something small; raise StoreUnavailable, StoreError."""
+        """Send the server, if there is one, a small request; raise StoreUnavailable, StoreError if it fails."""
 
     def available_offline(self) -> bool:
         """Return True if vectors of any collection can be fetched while the server cannot be reached."""

@@ -1,7 +1,7 @@
-"""Files of the embedded store: durable writes, checked documents, one writer at a time, and the store's errors.
+"""Files of the embedded store: durable writes, documents with checksums, one writer at a time, the store's errors.
 
-Every change that a reader can see is one ``os.replace`` or ``os.rename`` of something already on disk (fsynced), so
-that a reader, or a process killed at any point, meets the old state or the new one and nothing between.
+Every change that a reader can see is one ``os.replace`` or ``os.rename`` of a file already synced to the disk. So a
+reader sees the old state or the new, never one in between, even if a writer is killed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UnknownVersion(StoreError):
 
 
 class UnknownView(StoreError):
-    """The collection has no such view, or not for the anchor generation asked for."""
+    """The collection has no such view, or not for the requested anchor generation."""
 
 
 class ViewExists(StoreError):
@@ -48,7 +48,7 @@ class ViewExists(StoreError):
 class StaleParent(StoreError):
     """Another version became current in the meantime.
 
-    What was about to happen rests on one that is not served any more.
+    The requested change was based on a version that is no longer served.
     """
 
 
@@ -57,27 +57,27 @@ class GateHeld(StoreError):
 
 
 class IdsErased(StoreError):
-    """Rows of ids that were erased cannot be written."""
+    """The items to write contain ids that were erased."""
 
 
 class CorruptStore(StoreError):
-    """A file of the store is not what was written."""
+    """A file of the store is damaged or missing: its content differs from what was written."""
 
 
 class RowsGone(UnknownVersion, CorruptStore):
-    """The rows of a version that was opened are in the remote store no more: it expired, or the store lost them."""
+    """The rows of an open version are no longer in the remote store: the version expired, or the store lost them."""
 
 
 class NewerStore(StoreError):
-    """A newer version of Evenkeel wrote the collection in a format that this one does not read."""
+    """A newer version of Evenkeel wrote the collection in a format that this version cannot read."""
 
 
 class StoreFull(StoreError):
-    """The disk, quota or file size limit ended a write; nothing of it is left."""
+    """A write failed because the disk is full or a quota or file size limit was reached; its files were removed."""
 
 
 class StoreBusy(StoreError):
-    """Another process kept the collection's writer lock for too long, or has taken it over."""
+    """Another process held the collection's writer lock for too long, or has taken it over."""
 
 
 class StoreUnavailable(StoreError):
@@ -86,7 +86,7 @@ class StoreUnavailable(StoreError):
 
 @contextlib.contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """Turn "no space", "over quota" and "file too large" into StoreFull."""
+    """Turn the OSErrors for a full disk, an exceeded quota and a file that is too large into StoreFull."""
     try:
         yield
     except OSError as error:
@@ -107,7 +107,7 @@ class FileEntry(NamedTuple):
 
 
 class HashingFile:
-    """A file being written, with the sha256 and the size of what went through it; closing makes it durable."""
+    """A file being written, with the sha256 and size of the bytes so far; closing it syncs it to the disk."""
 
     def __init__(self, path: Path):
         self._name = path.name
@@ -153,7 +153,7 @@ def encode_document(document: dict[str, Any]) -> bytes:
 
 
 def decode_document(data: bytes, where: Path) -> dict[str, Any]:
-    """Return the document, or raise CorruptStore where its checksum is not that of its content."""
+    """Return the document in ``data``; raise CorruptStore, naming ``where``, if its checksum does not match."""
     try:
         outer = json.loads(data)
         document = outer["document"]
@@ -167,7 +167,7 @@ def decode_document(data: bytes, where: Path) -> dict[str, Any]:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Return the document at ``path``, None where there is none."""
+    """Return the document at ``path``, or None if there is no file; raise CorruptStore."""
     try:
         return decode_document(path.read_bytes(), path)
     except FileNotFoundError:
@@ -175,7 +175,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 
 def replace_document(path: Path, document: dict[str, Any]) -> None:
-    """Put ``document`` at ``path`` in one step, durably."""
+    """Write ``document`` to ``path`` in one step, synced to the disk."""
     write_file(path, encode_document(document))
 
 
@@ -187,7 +187,7 @@ def writer_lock(path: Path, timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> It
     """Hold the exclusive lock of a file, for threads and processes alike; the kernel frees it when its holder dies.
 
     Raises:
-        StoreBusy: another process kept it for ``timeout_seconds``.
+        StoreBusy: another process held it for ``timeout_seconds``.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -213,10 +213,10 @@ def _try_lock(descriptor: int) -> bool:
 
 
 class Workspace:
-    """A private directory ``.tmp-*`` under ``parent`` in which something is made before it is moved into place.
+    """A private directory ``.tmp-*`` under ``parent``, for files that are moved into place once complete.
 
-    The lock on a file beside it lasts as long as its owner, so that ``sweep`` can tell what dead ones left. Make it
-    under the writer lock; use and close it without.
+    The owning process holds a lock on a file next to the directory, so that ``sweep`` recognizes directories of dead
+    processes. Create it under the writer lock; using and closing it needs no lock.
     """
 
     def __init__(self, parent: Path):
@@ -231,7 +231,7 @@ class Workspace:
             raise
 
     def close(self) -> None:
-        """Remove the directory, if it was not moved away."""
+        """Remove the directory, unless it was moved into place, and release its lock."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.unlink(missing_ok=True)
         os.close(self._descriptor)
@@ -244,9 +244,9 @@ class Workspace:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what killed writers left in ``directory``: workspaces whose owner is dead, and half-written documents.
+    """Remove the leftovers of killed writers in ``directory``: workspaces of dead processes, half-written documents.
 
-    Only under the writer lock, where no document is being written and no workspace being made.
+    Call it only under the writer lock, so that no document is being written and no workspace being made.
     """
     for path in directory.glob(".tmp-*"):
         if path.suffix == ".lock":

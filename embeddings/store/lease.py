@@ -1,4 +1,4 @@
-"""A lock in a remote store that ends by itself: a writer that dies with it blocks nobody for longer than a lease."""
+"""A lock in a remote store that expires by itself, so that a dead writer blocks others no longer than a lease."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now() -> float:
-    """Return seconds of a clock that goes on while the machine is suspended, as the server's does.
+    """Return the seconds of a clock that also runs while the machine is suspended, as the server's clock does.
 
-    Where there is no such clock, return those of another.
+    On systems without such a clock, use another monotonic clock.
     """
     return time.clock_gettime(_CLOCK)
 
 
 class Leased(Protocol):
-    """The lock that a lease is made of; ``token`` names the writer who wants it."""
+    """Interface of a remote lock; ``token`` identifies the writer."""
 
     def acquire(self, token: str) -> bool:
-        """Take the lock if it is free."""
+        """Take the lock if it is free; return True if it was taken."""
         ...
 
     def renew(self, token: str) -> None:
-        """Make it last for another lease; raise StoreError if that cannot be, or it is another's."""
+        """Extend the lock by another lease; raise StoreError if that fails, or if another writer has it."""
         ...
 
     def release(self, token: str) -> None:
-        """Give it back, if ``token`` still has it."""
+        """Release the lock, if ``token`` still has it."""
         ...
 
 
 class Lease:
-    """A lock that was taken, and whether it is still held by this process's own clock."""
+    """A lock that was taken; :meth:`check` tells by this process's own clock if it is still held."""
 
     def __init__(self, token: str, seconds: float, where: str):
         self.token = token
@@ -64,17 +64,17 @@ class Lease:
 def leased(
     lock: Leased, token: str, seconds: float, where: str, timeout_seconds: float | None = None
 ) -> Iterator[Lease]:
-    """Take ``lock``, keep it alive from a thread, give it back at the end.
+    """Take ``lock``, renew it from a thread inside this context, and release it at the end.
 
     Args:
-        lock: the lock.
-        token: who asks.
+        lock: the remote lock.
+        token: identity of the writer.
         seconds: length of the lease.
-        where: what errors name.
-        timeout_seconds: longest wait for the lock; None: TIMEOUT_SECONDS, or twice the lease of a dead writer.
+        where: name of the store or collection for error messages.
+        timeout_seconds: longest wait for the lock; None: TIMEOUT_SECONDS or two leases, whichever is longer.
 
     Raises:
-        StoreBusy: another process kept the lock for ``timeout_seconds``.
+        StoreBusy: another process held the lock for ``timeout_seconds``.
     """
     if timeout_seconds is None:
         timeout_seconds = max(TIMEOUT_SECONDS, 2 * seconds)

@@ -16,7 +16,7 @@ MANIFEST_FILE = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True)
 class VersionManifest:
-    """The manifest of a version, which nothing but an erasure replaces.
+    """The manifest of a version; only an erasure replaces it.
 
     Attributes:
         parent: the version that it was made from.
@@ -51,10 +51,10 @@ class VersionManifest:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], where: Path) -> VersionManifest:
-        """Return the manifest of a document.
+        """Return the manifest that ``document`` describes; ``where`` is its file, for error messages.
 
         Raises:
-            CorruptStore: an entry that every manifest has is not there.
+            CorruptStore: a required entry is missing.
         """
         extra = {name: value for name, value in document.items() if name not in _FIELDS}
         known = {name: document[name] for name in document if name in _FIELDS}
@@ -68,7 +68,7 @@ class VersionManifest:
             raise CorruptStore(f"{where}: is no manifest of a version ({error}): restore it from a backup") from error
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that the manifest was made from, names in order as on disk; a copy."""
+        """Return the manifest as a document, like the one it was read from, with names sorted."""
         document = {name: getattr(self, name) for name in _FIELDS}
         for name in ("gate", "erasures"):
             document[name] = list(document[name])
@@ -97,9 +97,9 @@ class VersionRecord:
 
     Attributes:
         state: candidate, held, published, superseded or expired.
-        published_at: time of the last switch to it.
+        published_at: time of the last switch to this version.
         override: {reason, key, at} of a promotion against the gate's verdict.
-        damaged: damage that this process found in its files.
+        damaged: description of damage that this process found in the version's files.
     """
 
     manifest: VersionManifest

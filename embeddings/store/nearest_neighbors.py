@@ -1,12 +1,12 @@
 """Nearest items of one version by cosine: exactly by a blocked product, or through an HNSW index for large collections.
 
-Measured (1 shared core; 128 coordinates, 10 neighbours, best of 15): exact 0.1 ms of 10,000 items, 2.4 ms of 100,000,
-120 ms of a million; through the index 0.3 ms and 1.2 ms of the first two, at 2,000 to 7,000 items/s to build it. What
-the index proposes is compared once more by the published rows in float32: cosines are exact, and only who is among them
-is approximate.
+Measured on 1 shared core, with 128 coordinates and 10 neighbours, best of 15: exact search takes 0.1 ms among 10,000
+items, 2.4 ms among 100,000 and 120 ms among a million. Search through the index takes 0.3 ms and 1.2 ms among 10,000
+and 100,000 items; building the index handles 2,000 to 7,000 items/s. The cosines of the rows that the index finds are
+computed again from the published rows in float32. So cosines are exact, and only the choice of rows is approximate.
 
-The index (usearch: Malkov and Yashunin 2018) is a file beside the store, mapped by every process that searches; it can
-be thrown away at any time (embeddings.store.build_neighbor_index builds it). Torch-free.
+The index (usearch: Malkov and Yashunin 2018) is a file outside the store, mapped by every process that searches. It can
+be deleted at any time, since embeddings.store.build_neighbor_index can build it again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import MISSING, Array, chunks
 
 EXACT_ROWS = 100_000
-"""Up to so many items the exact search takes a few milliseconds, and no index is kept."""
+"""Largest number of items for which no index is kept, because exact search takes only a few milliseconds."""
 CONNECTIVITY = 16
 EXPANSION_ADD = 128
 EXPANSION_SEARCH = 256
@@ -40,7 +40,7 @@ class NeighborSearch:
         index: a file of :func:`build_index`, for approximate search; without it the search is exact.
 
     Raises:
-        ValueError: an index that is not of these rows.
+        ValueError: the index was built of other rows.
     """
 
     def __init__(self, vectors: Array, statuses: Array, index: Path | None = None):
@@ -56,9 +56,9 @@ class NeighborSearch:
         return self._index is None
 
     def search(self, vector: Array, k: int, leave_out: int = -1) -> tuple[Array, Array]:
-        """Return (rows int64, cosines float32) of the ``k`` nearest to ``vector`` [d], best first; ties by row.
+        """Return (rows int64 [k], cosines float32 [k]) of the rows nearest to ``vector`` [d], best first; ties by row.
 
-        There are fewer where fewer rows can be found. ``leave_out``: a row that is not wanted, such as the item's own.
+        There are fewer than k if fewer rows can be found. ``leave_out`` is a row to skip, such as the item's own.
 
         Raises:
             ValueError: ``k`` below 1, or a vector of another shape, not finite, or zero.
@@ -101,7 +101,7 @@ class NeighborSearch:
 
 
 def build_index(vectors: Array, statuses: Array, path: Path, *, threads: int = 1) -> None:
-    """Write the index of the rows that can be found to ``path``, in one step; directions are kept as float16."""
+    """Write an index of all rows that are neither missing nor zero to ``path``, in one step, as float16 directions."""
     from usearch.index import Index
 
     inverse_norms, usable = _inverse_norms(vectors, statuses)
@@ -140,7 +140,7 @@ def _open_index(path: Path, vectors: Array, statuses: Array) -> Any:
 
 
 def _inverse_norms(vectors: Array, statuses: Array) -> tuple[Array, Array]:
-    """Return (1 / norm, float32 [n], 1 where the row cannot be found; which rows can be found, bool [n])."""
+    """Return (1 / norm of each row, float32 [n], 1 for rows that are left out; flags of the usable rows, bool [n])."""
     squares = np.empty(len(vectors), dtype=np.float64)
     for part in chunks(len(vectors), _BLOCK_ROWS):
         rows = as_float32(vectors[part])

@@ -1,4 +1,4 @@
-"""CURRENT: the one file whose replacement is a switch."""
+"""CURRENT: the file that names the served version; replacing it switches versions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Served(NamedTuple):
 
     Attributes:
         history: the latest switches, oldest first, {version, at, kind, reason, override_gate}.
-        versions: all that were ever served, the latest served last.
-        erasures: how often ids were erased, so that processes see that versions lost rows.
+        versions: all versions that were ever served, the latest served last.
+        erasures: number of erasures so far; a change tells processes that versions lost rows.
     """
 
     version: str | None
@@ -28,24 +28,27 @@ class Served(NamedTuple):
 
 
 class Pointer:
-    """Reads CURRENT, again only when the file is another one, and replaces it, under the writer lock; thread-safe."""
+    """Reads and replaces CURRENT; thread-safe.
+
+    The file is read again only when it was replaced. A caller that replaces it holds the writer lock.
+    """
 
     def __init__(self, path: Path):
         self._path = path
         self._lock = threading.Lock()
         self.mark: tuple[int, ...] | None = None
-        """Identity of the file that was read last; None before the first."""
+        """Identity of the file that was read last; None before the first read."""
         self._served = Served(None, [], [])
 
     def read(self) -> Served:
         """Read CURRENT.
 
-        A later format of the store has another entry in CURRENT, which all readers read first: a version of this code
-        that does not know it refuses the collection, and changes nothing of it.
+        A later format of the store marks itself with a new entry in CURRENT, which all readers read first. Code that
+        does not know the entry refuses to read or change the collection.
 
         Raises:
             CorruptStore: the file is damaged.
-            NewerStore: it has an entry that this version does not know.
+            NewerStore: the file has an entry that this version of Evenkeel does not know.
         """
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -71,7 +74,7 @@ class Pointer:
         return served
 
     def switch(self, to: dict[str, Any]) -> None:
-        """Make ``to["version"]`` the served one, in one durable step; ``to`` goes into the history."""
+        """Make ``to["version"]`` the served version, in one durable step, and append ``to`` to the history."""
         served = self.read()
         version = to["version"]
         after = Served(
@@ -83,7 +86,7 @@ class Pointer:
         self._replace(after._asdict())
 
     def count_erasure(self) -> None:
-        """Record in one durable step that versions lost rows."""
+        """Increase the count of erasures by one, in one durable step."""
         served = self.read()
         self._replace(served._replace(erasures=served.erasures + 1)._asdict())
 

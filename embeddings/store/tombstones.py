@@ -1,8 +1,8 @@
-"""Ids that were erased, known by hash alone: enough to keep them out, not enough to list them.
+"""Erased ids, stored as hashes only: enough to recognize an id, not enough to list the ids.
 
-An id is kept as a keyed blake2b hash (RFC 7693, 16 bytes) with the collection's own random key, and as a tag of 32 bits
-that is computed for millions of ids at once, so that only ids whose tag is known are hashed. Who has the key and a list
-of possible ids can test each of them: nothing that recognises an id prevents that.
+An id is stored as a keyed blake2b hash (RFC 7693, 16 bytes) with the collection's own random key, and as a 32-bit tag.
+Tags are computed fast for millions of ids, and only ids whose tag is in the set are hashed. Anyone with the key and a
+list of possible ids can test each of them, which no method of recognizing ids can prevent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAGGED_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class ErasedIds:
-    """A set of ids. ``key``: of the hashes, 32 bytes. ``tags``: of hash (bytes) to tag."""
+    """A set of ids. ``key`` is the key of the hashes, 32 bytes; ``tags`` maps the hash of each id to its tag."""
 
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     tags: dict[bytes, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class ErasedIds:
         return len(self.tags)
 
     def adding(self, keys: Array) -> ErasedIds:
-        """Return this set with the ids ``keys`` (see embeddings.vectors.item_vectors) in it."""
+        """Return a copy of this set with ``keys`` added: ids as embeddings.vectors.item_vectors.keys_of gives them."""
         tags = dict(zip(map(self._hash, keys.tolist()), self._tags(keys).tolist(), strict=True))
         return ErasedIds(self.key, {**self.tags, **tags})
 
@@ -48,7 +48,7 @@ class ErasedIds:
         return ErasedIds(self.key, {hash_: tag for hash_, tag in self.tags.items() if hash_ not in gone})
 
     def matches(self, keys: Array) -> Array:
-        """Flag the ``keys`` that are in the set, bool [n]."""
+        """Return flags of the ``keys`` [n] that are in the set, bool [n]."""
         matched = np.zeros(len(keys), dtype=np.bool_)
         if not self.tags:
             return matched
@@ -68,8 +68,8 @@ class ErasedIds:
     def _tags(self, keys: Array) -> Array:
         """Return a tag of each key, uint32 [n].
 
-        Of strings it is the sum of their bytes times a number for each position, whatever the padding; of integers a
-        product. It is the upper half of 64 bits, modulo which both are computed.
+        For strings it is the sum of their bytes, each times a number for its position, so padding does not matter. For
+        integers it is a product. Both are computed modulo 2^64, and the tag is the upper half.
         """
         words = np.frombuffer(hashlib.shake_256(self.key).digest(8 * (MAX_ID_BYTES + 1)), dtype="<u8") | np.uint64(1)
         with np.errstate(over="ignore"):

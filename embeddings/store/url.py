@@ -1,4 +1,4 @@
-"""The URL of a remote store: where it is, and the options that this package reads."""
+"""The URL of a remote store: its address, and its options in the query."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 LEASE_SECONDS = 20.0
 REDIS_PREFIX = "evenkeel:"
-"""Prefix of all keys in Redis, unless the URL names another."""
+"""Prefix of all keys in Redis, unless the URL's option ``prefix`` sets another."""
 # HOST:PORT/DB?OPTIONS of a Redis, without a login.
 _PLACE = re.compile(r"(\[[^]]*\]|[^@:/?#]+)(:\d+)?(/\d*)?(\?[^#]*)?")
 
@@ -19,7 +19,8 @@ _PLACE = re.compile(r"(\[[^]]*\]|[^@:/?#]+)(:\d+)?(/\d*)?(\?[^#]*)?")
 class StoreUrl(NamedTuple):
     """A store's URL in parts.
 
-    ``url`` is as errors show it (no password), ``address`` without the query; the options follow.
+    ``url`` is the form for error messages, without password and query; ``address`` is the URL without the query. The
+    other fields are options.
     """
 
     url: str
@@ -31,9 +32,10 @@ class StoreUrl(NamedTuple):
 
 
 def with_quoted_password(text: str) -> str:
-    """Return the URL of a Redis with a password as it is, such as one of base64, percent-encoded; others as they are.
+    """Return a Redis URL with its password percent-encoded if it is not yet; return other URLs unchanged.
 
-    A ``/``, ``?`` or ``#`` in a password would end the host, and what is behind it be shown in errors.
+    A raw ``/``, ``?`` or ``#`` in a password, as base64 may have, would end the host part of the URL. The rest of the
+    password would then be shown in errors.
     """
     scheme, _, rest = text.partition("://")
     if scheme not in ("redis", "rediss") or _PLACE.fullmatch(rest):
@@ -48,12 +50,12 @@ def with_quoted_password(text: str) -> str:
 def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) -> StoreUrl:
     """Split the URL of a remote store into its parts.
 
-    Options of every store: ``cache`` (directory of the mirror; ``EVENKEEL_HOME/cache/...`` if left out),
-    ``follow_seconds`` (how old what it says may be), ``lease_seconds`` (how long a dead writer keeps others out);
-    ``known`` are those of the kind.
+    Options of every store: ``cache`` (directory of the mirror; default ``EVENKEEL_HOME/cache/...``),
+    ``follow_seconds`` (largest age of the mirror's state; default: the argument of that name), ``lease_seconds`` (time
+    for which a dead writer blocks others). ``known`` are the names of further options of this kind of store.
 
     Raises:
-        ValueError: an option that does not exist, or a value that cannot be.
+        ValueError: an unknown option, or an invalid value.
     """
     parts = urlsplit(with_quoted_password(text))
     host = parts.netloc.rpartition("@")[2]
@@ -84,9 +86,10 @@ def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) ->
 
 
 def namespaced(text: str, name: str) -> str:
-    """Return the URL of a store within the one at ``text``: its collections, views and mirror are its own.
+    """Return the URL of namespace ``name`` in the store at ``text``; it has its own collections, views and mirror.
 
-    The URL is ``STORE/namespaces/NAME``, in Redis ``PREFIX@NAME:`` (no name of a collection has an @).
+    The namespace is the folder ``STORE/namespaces/NAME``; in Redis it is the key prefix ``PREFIX@NAME:`` (no name of a
+    collection contains an @).
     """
     if "://" not in text:
         return str(Path(text) / "namespaces" / name)

@@ -1,6 +1,6 @@
-"""A version as a file for other programs: Parquet, safetensors, or an index of usearch or FAISS. Torch-free.
+"""Export of a version to a file for other programs: Parquet, safetensors, or an index of usearch or FAISS.
 
-Rows without a vector are left out. A file is written atomically, and replaces one of the same name.
+Rows without a vector are left out. A file is written atomically, and replaces an existing file of the same name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import MISSING, STATUS_NAMES, Array, arrow_of
 
 IDS_SUFFIX = ".ids.parquet"
-"""Suffix of the file beside an index that holds the id of each of its keys."""
+"""Suffix of the file, written next to an index, that maps the index's keys to ids."""
 
 
 class Rows(NamedTuple):
@@ -47,7 +47,7 @@ def export_vectors(
 
     Args:
         collection: The collection to export from.
-        file: Ends in .parquet, .safetensors, .usearch or .faiss.
+        file: Path that ends in .parquet, .safetensors, .usearch or .faiss.
         version: The version to export.
         view: The view whose features are exported; None: the item vectors.
 
@@ -55,9 +55,9 @@ def export_vectors(
         The version and the number of its rows that have a vector.
 
     Raises:
-        ValueError: Another suffix, or ids were erased during the export: export again.
+        ValueError: The suffix is another, or ids were erased during the export: export again.
         ImportError: The library of the format is not installed.
-        OSError: No file can be written there.
+        OSError: The file cannot be written.
         UnknownVersion: There is no such version.
         UnknownView: There is no such view.
 
@@ -97,7 +97,7 @@ def _parquet(rows: Rows, path: Path) -> None:
 
 
 def _safetensors(rows: Rows, path: Path) -> None:
-    """Tensors ``vectors`` [n, d] and ``ids`` [n]; ids that are text are a JSON list, UTF-8 in bytes."""
+    """Write tensors ``vectors`` [n, d] and ``ids``: int64 [n], or for text ids a JSON list in UTF-8, uint8 [bytes]."""
     from safetensors.numpy import save_file
 
     ids = rows.ids
@@ -116,7 +116,7 @@ def _usearch(rows: Rows, path: Path) -> None:
 
 
 def _faiss(rows: Rows, path: Path) -> None:
-    """Write a flat index of inner products of directions, which are cosines; its keys are rows."""
+    """Write a flat FAISS index by inner product of unit vectors, so scores are cosines; its keys are row numbers."""
     try:
         import faiss
     except ImportError as error:
@@ -151,4 +151,4 @@ FORMATS: dict[str, Callable[[Rows, Path], None]] = {
     ".usearch": _usearch,
     ".faiss": _faiss,
 }
-"""Writers of a file, by its suffix."""
+"""Functions that write a file, by its suffix."""

@@ -1,9 +1,9 @@
-"""One immutable version of a collection: how its items are written, and how they are read from memory-mapped Arrow.
+"""One immutable version of a collection: writing its items, and reading them from memory-mapped Arrow.
 
-``items.arrow`` is an Arrow IPC file of one record batch, sorted by id: ``key`` (int64, or fixed-size binary: UTF-8
-padded with NUL), ``status`` (uint8), ``norm`` (float32), ``count`` (int64, -1 unknown), where a refresh wrote it
-``carried_for`` and ``last_found`` (int32, see ItemVectors), and last ``vector`` (fixed-size list of float32, or of
-float16 if the version was written so).
+``items.arrow`` is an Arrow IPC file of one record batch, sorted by id. Its columns are ``key`` (int64, or fixed-size
+binary: UTF-8 padded with NUL), ``status`` (uint8), ``norm`` (float32), ``count`` (int64, -1 unknown) and, last,
+``vector`` (fixed-size list of float32 or float16). A version written by a refresh also has ``carried_for`` and
+``last_found`` (int32, see ItemVectors) before ``vector``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ITEMS_FILE = "items.arrow"
 
 
 def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> FileEntry:
-    """Write ``items`` durably, vectors as ``dtype`` and a part at a time, and return the manifest's entry for the file.
+    """Write ``items`` to ``path``, synced to the disk, with vectors as ``dtype``; return the file's manifest entry.
 
     Raises:
         ValueError: a vector that is not finite.
@@ -62,7 +62,7 @@ def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> File
 
 
 def write_arrow(path: Path, batch: pa.RecordBatch) -> FileEntry:
-    """Write one record batch as an Arrow IPC file, durably, and return the manifest's entry for it."""
+    """Write one record batch as an Arrow IPC file, synced to the disk, and return the file's manifest entry."""
     file = HashingFile(path)
     try:
         with pa.ipc.new_file(pa.PythonFile(file, mode="w"), batch.schema) as writer:
@@ -79,10 +79,9 @@ _SETTLED_SECONDS = 2.0
 
 
 def verify_file(directory: Path, entry: FileEntry) -> Path:
-    """Return the path of a file that a manifest lists, once its size and sha256 were checked.
+    """Check the size and sha256 of a file that a manifest lists, and return its path.
 
-    They are checked once per process and file; a file that was refused is refused again at once, until another file is
-    in its place.
+    The sha256 is computed once per process and file; a damaged file is refused again at once until it is replaced.
 
     Raises:
         CorruptStore: the file is gone or damaged.
@@ -115,7 +114,7 @@ def verify_file(directory: Path, entry: FileEntry) -> Path:
 
 
 def mark_verified(directory: Path, entry: FileEntry) -> None:
-    """Record that this process wrote the file itself and hashed what it wrote, so that it need not read it again."""
+    """Record that this process hashed the file while writing it, so that ``verify_file`` need not read it."""
     path = directory / entry.name
     _verified.add(_mark(path, os.stat(path), entry))
 
@@ -158,7 +157,7 @@ def items_of(batch: pa.RecordBatch) -> ItemVectors:
 
 
 def key_column(keys: Array) -> pa.Array:
-    """Return keys as the column ``key``, without a copy where they are contiguous."""
+    """Return keys as the Arrow column ``key``, without a copy if they are contiguous."""
     if keys.dtype.kind == "i":
         return pa.array(keys)
     buffer = pa.py_buffer(np.ascontiguousarray(keys))
@@ -166,7 +165,7 @@ def key_column(keys: Array) -> pa.Array:
 
 
 def keys_of_column(column: pa.Array) -> Array:
-    """Return the keys of a :func:`key_column`, without a copy."""
+    """Return the keys in a column that :func:`key_column` made, without a copy."""
     dtype = "<i8" if pa.types.is_int64(column.type) else f"S{column.type.byte_width}"
     return np.frombuffer(column.buffers()[1], dtype=dtype)[column.offset : column.offset + len(column)]
 
@@ -178,7 +177,7 @@ def matrix_of(column: pa.Array) -> Array:
 
 
 class VersionReader:
-    """Reads one version; everything is memory-mapped and stays readable after later switches; thread-safe.
+    """Reader of one version; files are memory-mapped and stay readable after another version is served; thread-safe.
 
     Attributes:
         keys: sorted ids: int64 or bytes.
@@ -213,7 +212,7 @@ class VersionReader:
         return self._items
 
     def lookup(self, ids: Any) -> tuple[Array, Array]:
-        """Return (status uint8 [n], vectors float32 [n, dim]) of ``ids`` in the order asked for, duplicates kept.
+        """Return (status uint8 [n], vectors float32 [n, dim]) of ``ids``, in the order given, duplicates kept.
 
         Status is 0 missing, 1 found, 2 carried, 3 uncertain; the vector of a missing id is zero.
 
@@ -233,9 +232,9 @@ class VersionReader:
         return status, vectors
 
     def find_rows(self, queries: Array) -> Array:
-        """Return the row of each query in the version, int64 [n]; -1 where it is not there.
+        """Return the row number of each query in the version, int64 [n]; -1 if the version lacks it.
 
-        Queries are keys, see embeddings.vectors.item_vectors.
+        Queries are keys as embeddings.vectors.item_vectors.keys_of makes them of ids.
 
         Raises:
             ItemIdError: ids of another type.
@@ -249,9 +248,9 @@ class VersionReader:
         return IdIndex(self.keys)
 
     def neighbors(self, query: Any, k: int = 10) -> list[tuple[Any, float]]:
-        """Return the k items of highest cosine to ``query``, exactly, best first: (id, cosine).
+        """Return the k items of highest cosine to ``query``, by exact search, best first: (id, cosine).
 
-        ``query`` is an id (itself left out) or a vector [dim].
+        ``query`` is an id, which is left out of the result, or a vector [dim].
 
         Raises:
             StoreError: an id that is missing.
@@ -271,7 +270,7 @@ class VersionReader:
         return NeighborSearch(self.vectors, self.statuses)
 
     def snapshot(self, path: Path | str) -> Path:
-        """Write the version to a Parquet file in one step: id, status (word), norm, count, vector.
+        """Write the version to a Parquet file in one step, with columns id, status (a word), norm, count and vector.
 
         The file's metadata names collection, version and anchor generation.
         """
@@ -296,5 +295,5 @@ class VersionReader:
 
 
 def num_carried(items: ItemVectors) -> int:
-    """Return the number of items that have an earlier version's vector."""
+    """Return the number of items whose vector was carried over from an earlier version."""
     return int(np.count_nonzero((items.statuses != MISSING) & ~items.renewed))

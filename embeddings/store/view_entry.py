@@ -17,7 +17,7 @@ class ViewDefinition:
     """A view as a user defines it, with the defaults of its kind.
 
     Attributes:
-        sigma: scale of the map; None for a kind that does not read it, as for ``seed`` and ``frequencies``.
+        sigma: scale of the map. It, ``seed`` and ``frequencies`` are None for kinds of maps that do not use them.
     """
 
     name: str
@@ -30,19 +30,19 @@ class ViewDefinition:
 
     @property
     def parameters(self) -> MapParameters:
-        """The parameters of its feature map."""
+        """The parameters of the view's feature map."""
         return MapParameters(self.dim_in, self.dim, self.sigma, self.seed, self.frequencies)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewEntry(ViewDefinition):
-    """A view of one anchor generation, as its file and the manifests of versions have it.
+    """A view of one anchor generation, as stored in the entry's file and in manifests of versions.
 
     Attributes:
-        anchor_generation: the generation whose coordinates it reads.
-        materialized: True if versions are written with its rows.
-        sha256: hash of the map's matrix U; None for a map without one.
-        file: file of U, beside the entry; None for a map without one, and in manifests.
+        anchor_generation: the generation whose vectors the view is for.
+        materialized: True if versions are written with the view's rows.
+        sha256: hash of the map's matrix U; None for a map without U.
+        file: file with U, next to the entry's own file; None for a map without U, and in manifests.
         extra: every other field, as it is in the document.
     """
 
@@ -56,10 +56,10 @@ class ViewEntry(ViewDefinition):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], where: Path) -> ViewEntry:
-        """Return the entry of a document.
+        """Return the entry that ``document`` describes; ``where`` is its file, for error messages.
 
         Raises:
-            CorruptStore: a field that every entry has is not there.
+            CorruptStore: a required field is missing.
         """
         extra = {name: value for name, value in document.items() if name not in _FIELDS}
         known = {name: document[name] for name in document if name in _FIELDS}
@@ -71,12 +71,12 @@ class ViewEntry(ViewDefinition):
             raise CorruptStore(f"{where}: is no entry of a view ({error}): restore it from a backup") from error
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document that the entry was made from, names in order as on disk; a copy."""
+        """Return the entry as a document, like the one it was read from, with names sorted."""
         file = None if self.file is None else self.file._asdict()
         return dict(sorted({**self.public(), "file": file}.items()))
 
     def public(self) -> dict[str, Any]:
-        """Return :meth:`to_json` without the file, as users and manifests have it."""
+        """Return :meth:`to_json` without ``file``, the form for users and manifests."""
         document = {name: getattr(self, name) for name in _FIELDS if name != "file"}
         return dict(sorted({**document, **copy.deepcopy(dict(self.extra))}.items()))
 

@@ -1,12 +1,14 @@
 """Feature views of a collection: a name, the kind and parameters of a feature map, and the map's published matrix U.
 
 A view belongs to an anchor generation, because its consumers were trained in that generation's coordinates. When a
-collection starts a new generation the view gets a new entry for it, with a U of its own, at the first publication or
-creation there. ``views/NAME/g0001.json`` is the entry of generation 1, ``views/NAME/g0001.arrow`` its U.
+collection starts a new generation, the view gets a new entry with its own U, at the first publication in the
+generation or when the view is created in it. ``views/NAME/g0001.json`` is the entry of generation 1,
+``views/NAME/g0001.arrow`` its U.
 
-A view is computed when it is fetched, from the version's vectors; nothing of it is stored but U. A *materialized* one
-is computed when a version is written instead, and lies beside its vectors as ``view-NAME.arrow``: float32 [rows, dim]
-in the order of the items. Versions written before the view was materialized compute it still.
+The features of a view are computed from a version's vectors when they are fetched; only U is stored. For a
+*materialized* view they are computed when a version is written, and stored next to its vectors as
+``view-NAME.arrow``: float32 [rows, dim] in the order of the items. For versions written before the view was
+materialized they are still computed.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ ROWS_COLUMN = "vector"
 
 
 def default_view(collection: str) -> str:
-    """Return the name of the view that every collection is published with, cut to the length that names may have."""
+    """Return the name of the view that every published collection has, cut to the maximal length of a name."""
     return f"{collection}_rff"[:63]
 
 
@@ -73,7 +75,7 @@ def define_view(
     """Return a view's parameters with the defaults of its kind filled in.
 
     Raises:
-        ValueError: parameters that cannot be.
+        ValueError: invalid parameters.
     """
     if kind not in FEATURE_MAPS:
         raise ValueError(f"view {name}: kind '{kind}' is not one of {', '.join(FEATURE_MAPS)}")
@@ -90,7 +92,7 @@ def define_view(
 
 
 class ViewRegistry:
-    """The views of one collection; changes are made under the collection's writer lock, which the caller holds."""
+    """The views of one collection; the caller of a method that changes them holds the collection's writer lock."""
 
     def __init__(self, directory: Path, collection: str):
         self._directory = directory
@@ -115,7 +117,7 @@ class ViewRegistry:
         return any((self._directory / name).glob("g*.json"))
 
     def get(self, name: str, generation: int) -> ViewEntry:
-        """Return the view's entry for an anchor generation; raise UnknownView."""
+        """Return the view's entry for an anchor generation; raise UnknownView if there is none."""
         path = self._entry_path(name, generation)
         mark = _mark(path)
         if mark is not None:
@@ -139,17 +141,17 @@ class ViewRegistry:
         )
 
     def all(self, generation: int) -> list[ViewEntry]:
-        """Return entries of every view that is defined for the generation, by name."""
+        """Return the entries of all views that are defined for the generation, sorted by name."""
         entries = (_read_entry(self._entry_path(name, generation)) for name in self.names())
         return [entry for entry in entries if entry is not None]
 
     def create(self, defined: ViewDefinition, generation: int, *, materialized: bool = False) -> ViewEntry:
-        """Add the entry of a view for a generation and return it; where the same one exists, return that.
+        """Add the entry of a view for a generation and return it; if an equal entry exists, return that.
 
-        The existing one gets ``materialized`` as it is asked for now, which changes no value that is served.
+        The existing entry's ``materialized`` is set to the argument, which changes no value that is served.
 
         Raises:
-            ViewExists: the existing one differs.
+            ViewExists: an entry of that name has other parameters.
         """
         path = self._entry_path(defined.name, generation)
         existing = self.same(defined, generation)
@@ -178,10 +180,10 @@ class ViewRegistry:
         return entry
 
     def same(self, defined: ViewDefinition, generation: int) -> ViewEntry | None:
-        """Return the entry that a view of this definition has already, None for a new one.
+        """Return the existing entry with this name and definition, or None if the name is new in the generation.
 
         Raises:
-            ViewExists: its name is that of another view.
+            ViewExists: the entry of that name has another definition.
         """
         name = defined.name
         existing = _read_entry(self._entry_path(name, generation))
@@ -196,7 +198,7 @@ class ViewRegistry:
         return existing
 
     def delete(self, name: str) -> None:
-        """Remove a view in every generation; raise UnknownView."""
+        """Remove a view in every generation; raise UnknownView if there is no such view."""
         if name not in self.names():
             raise UnknownView(f"collection '{self._collection}' has no view '{name}'")
         grave = self._directory / f".gone-{uuid.uuid4().hex}"
@@ -207,7 +209,7 @@ class ViewRegistry:
             self._features.clear()
 
     def clean(self) -> None:
-        """Remove what killed writers left."""
+        """Remove the temporary files and folders of killed writers."""
         if self._directory.is_dir():
             for grave in self._directory.glob(".gone-*"):
                 shutil.rmtree(grave, ignore_errors=True)
@@ -215,11 +217,11 @@ class ViewRegistry:
                 sweep(path)
 
     def features(self, entry: ViewEntry) -> FeatureMap:
-        """Return the map of an entry, from its published U, whose sha256 is checked.
+        """Return the feature map of an entry, made from its published U after a check of U's sha256.
 
         Raises:
             CorruptStore: U is damaged.
-            ValueError: U has another sha256 than was published, or no installed package has the kind.
+            ValueError: U's sha256 differs from the published one, or no installed package has the view's kind.
         """
         return self._features_and_matrix(entry)[0]
 
@@ -244,9 +246,9 @@ class ViewRegistry:
         return matrix
 
     def write_into(self, directory: Path, views: Sequence[ViewEntry], items: ItemVectors) -> list[FileEntry]:
-        """Write what a version keeps of ``views`` beside its ``items``, and return the manifest's entries of the files.
+        """Write a copy of each view's U, and the rows of materialized views, into a version's ``directory``.
 
-        It keeps a copy of each U, and the rows of materialized views.
+        The rows are features of ``items``. Return the manifest's entries of the files.
         """
         files = []
         for view in views:
@@ -259,10 +261,10 @@ class ViewRegistry:
         return files
 
     def lookup(self, entry: ViewEntry, reader: VersionReader, directory: Path, ids: Any) -> tuple[Array, Array]:
-        """Return (status uint8 [n], phi float32 [n, dim]) of ``ids`` in a version, whose files are in ``directory``.
+        """Return (status uint8 [n], features float32 [n, dim]) of ``ids`` in a version with files in ``directory``.
 
-        They are read from the version's rows where the view is materialized there and they are whole, else computed. A
-        missing id has a zero row.
+        Features are read from the version's file if the view is materialized in it and the file is sound, else
+        computed. A missing id has a row of zeros.
 
         Raises:
             ItemIdError: ids of another type.
@@ -281,12 +283,12 @@ class ViewRegistry:
         return status, phi
 
     def forget_rows(self) -> None:
-        """Drop what is mapped of versions' rows: some may have been erased."""
+        """Drop all memory-mapped rows of views, since some may have been erased."""
         with self._lock:
             self._stored.clear()
 
     def is_cached(self, entry: ViewEntry, manifest: VersionManifest, directory: Path) -> bool:
-        """Return True if :meth:`lookup` needs nothing of this view that is not in memory or mapped."""
+        """Return True if all that :meth:`lookup` needs of this view is in memory or memory-mapped already."""
         file = _file_of_rows(entry, manifest)
         with self._lock:
             if file is not None:
@@ -294,7 +296,7 @@ class ViewRegistry:
             return entry.file is None or entry.map_key in self._features
 
     def _stored_rows(self, entry: ViewEntry, manifest: VersionManifest, directory: Path) -> Array | None:
-        """Return mapped rows of a view in a version, None where the version has none of this very view."""
+        """Return a view's rows as stored in a version, memory-mapped; None if absent, damaged or of another U."""
         file = _file_of_rows(entry, manifest)
         if file is None:
             return None
@@ -329,10 +331,7 @@ class ViewRegistry:
 
 
 def _mark(path: Path) -> tuple[int, ...] | None:
-    """Return a value that changes when another file is put in a file's place or it is written again.
-
-    None where there is no file.
-    """
+    """Return a value that changes when the file is replaced or rewritten; None if there is no file."""
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -350,9 +349,9 @@ def _rows_file(name: str) -> str:
 
 
 def _file_of_rows(entry: ViewEntry, manifest: VersionManifest) -> FileEntry | None:
-    """Return the manifest's entry of the file in which a version has the rows of this very view.
+    """Return the manifest's entry of the file with the view's rows.
 
-    None where it has none.
+    None if the version has no such file, or if its rows were made by another map of that name.
     """
     written = next((view for view in manifest.views if view.name == entry.name), None)
     if written is None or not written.materialized or written.map_key != entry.map_key:
@@ -361,7 +360,7 @@ def _file_of_rows(entry: ViewEntry, manifest: VersionManifest) -> FileEntry | No
 
 
 class Featurized(Rows):
-    """Features of ``vectors`` [n, d], computed when they are read: [n, dim]."""
+    """The features [n, dim] of ``vectors`` [n, d], computed when rows are read."""
 
     def __init__(self, features: FeatureMap, dim: int, vectors: Vectors):
         super().__init__(len(vectors), dim)
@@ -376,7 +375,7 @@ def read_rows(path: Path, shape: tuple[int, int]) -> Array:
     """Return the rows of a materialized view, memory-mapped.
 
     Raises:
-        CorruptStore: rows of another shape.
+        CorruptStore: the file's rows have another shape.
     """
     column = read_arrow(path).column(ROWS_COLUMN)
     stored = (len(column), column.type.list_size)
@@ -386,9 +385,9 @@ def read_rows(path: Path, shape: tuple[int, int]) -> Array:
 
 
 def matrix_batch(matrix: Array) -> pa.RecordBatch:
-    """Return a matrix (U [m, d], or a rotation) as one Arrow record batch.
+    """Return a matrix (U [m, d], or a rotation) as one Arrow record batch, with its sha256 in the metadata.
 
-    Its column ``u`` has a fixed-size list per row.
+    Its only column, ``u``, holds a fixed-size list for each row of the matrix.
     """
     flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
     rows = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
@@ -397,10 +396,10 @@ def matrix_batch(matrix: Array) -> pa.RecordBatch:
 
 
 def read_matrix(path: Path) -> Array:
-    """Return the matrix of a file that holds a ``matrix_batch``."""
+    """Return the matrix in a file whose record batch :func:`matrix_batch` made."""
     return np.array(matrix_of(read_arrow(path).column("u")))
 
 
 def utc_now() -> str:
-    """Return the time now, RFC 3339 in UTC with milliseconds."""
+    """Return the current UTC time as RFC 3339 text with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -18,7 +18,10 @@ INITS = ("zero", "normal", "hash")
 
 @dataclass(frozen=True)
 class InitConfig:
-    """Initial rows: ``zero``; ``normal`` with ``std``, a function of the row number; ``hash``, of the row's key.
+    """Distribution of initial rows.
+
+    ``zero``: all zeros. ``normal``: normal values with ``std``, drawn by row number. ``hash``: the same, drawn by the
+    row's key.
 
     Raises:
         ValueError: another kind, or a ``std`` that is negative or not finite.
@@ -41,19 +44,18 @@ class InitConfig:
 
 @dataclass(frozen=True)
 class TableConfig:
-    """One embedding table, or the shard of its rows, or columns, that this rank holds.
+    """One embedding table, or a shard of its rows or columns that this rank holds.
 
-    Rows below ``first_live_row`` are reserved: row 0 is padding (adds nothing, never learns), row 1 the unknown id. SSE
-    draws among ``[first_live_row, num_rows)``. With ``first_live_row=0`` there is no padding row.
+    Rows below ``first_live_row`` are reserved: row 0 is padding (adds nothing, never learns), row 1 is for unknown ids.
+    SSE draws among ``[first_live_row, num_rows)``. With ``first_live_row=0`` there is no padding row.
 
-    ``pooling`` is one word for all features, or one for each (a mapping, or a sequence in the order of ``features``).
-    ``none`` is no pooling: one output row for each id (sequences); either all features of a lookup are so, or none.
-    A shard holds rows ``[row_start, row_start + row_count)`` of the table; ids given to the lookup are then local.
-    A column shard holds columns ``[column_start, column_start + dim)`` of ``total_dim`` (0: ``dim``).
+    ``pooling`` is one word for all features, or one word per feature (a mapping, or a sequence in the order of
+    ``features``). ``none`` gives one output row for each id; in one lookup all features must have ``none``, or no
+    feature. A shard holds rows ``[row_start, row_start + row_count)`` of the table; ids given to the lookup are then
+    local. A column shard holds columns ``[column_start, column_start + dim)`` of ``total_dim`` (0: ``dim``).
     ``row_keys`` (uint64, one for each row of the table or of the shard) are hashes of the raw ids, for init ``hash``.
-    With ``grows`` live rows are zeros until they are given to an id
-    (:meth:`embeddings.embedding_tables.EmbeddingTables.renew`), which then has the initial values of its key; no
-    ``row_keys``, no SSE.
+    With ``grows`` a live row is zero until :meth:`embeddings.embedding_tables.EmbeddingTables.renew` gives it to an id,
+    and then gets the initial values of the id's key. Such a table has no ``row_keys`` and no SSE.
 
     Raises:
         ValueError: settings that do not go together, naming the table and the setting.

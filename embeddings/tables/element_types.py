@@ -1,4 +1,4 @@
-"""The types of stored rows and of their optimizer's state: what jobs, kernels and estimates read. Torch-free."""
+"""The types of stored rows and of optimizer state, as used by jobs, kernels and memory estimates; without torch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ class ElementType:
     """A type of stored elements.
 
     Args:
-        name: torch's, as jobs write it.
-        num_bytes: of an element.
-        compute: the name of the type in which rows of it are summed, moved and returned.
-        cpu_number: its ``ElementType`` in embeddings/kernels/cpu/src/interface.h; None: that kernel has none.
-        in_jobs: whether a job may ask for it.
-        in_rows: whether rows may have it, which every kernel rounds in a way of its own; else the state alone.
-        holds_mean_squares: whether running means of squares fit: below its smallest number they become 0, and rows are
-            then moved by m or g / eps.
+        name: torch's name of the type, as jobs write it.
+        num_bytes: bytes of an element.
+        compute: name of the type in which rows of this type are summed, updated and returned.
+        cpu_number: number of its ``ElementType`` in embeddings/kernels/cpu/src/interface.h; None if that kernel lacks
+            it.
+        in_jobs: True if a job may ask for it.
+        in_rows: True if rows may have this type, for which each kernel needs its own rounding; else only state may.
+        holds_mean_squares: True if it can hold running means of squares. Values below its smallest number become 0, and
+            then steps of m / eps or g / eps move the rows.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Initial rows as a pure function of (seed, table, row number or row key, column): a shard starts as the whole does.
+"""Initial rows, a pure function of seed, table, row number or key, and column: shards start equal to the whole table.
 
 Standard normals come from Philox4x32-10 by Box and Muller (1958). Four words of one counter make the four columns
 4c .. 4c+3 of a row; the counter is (low and high half of the row's number or key, c, a stream of its own), which no SSE
@@ -44,9 +44,9 @@ def initial_rows(table: TableConfig, seed: int, start: int, end: int) -> np.ndar
 
 
 def initial_rows_of(table: TableConfig, seed: int, keys: np.ndarray) -> np.ndarray:
-    """Return initial rows of ids by their keys, uint64 [n]: float64 [n, dim].
+    """Return the initial rows of ids with the given ``keys``, uint64 [n], as float64 [n, dim].
 
-    With init ``hash`` they are those of any row with that key, with ``zero`` zeros.
+    With init ``hash`` every row with such a key starts with these values; with ``zero`` they are zeros.
     """
     rows = np.zeros((len(keys), table.dim))
     if table.init.kind != "zero":
@@ -63,8 +63,8 @@ def standard_normal(
 ) -> np.ndarray:
     """Return standard normals, float64 [len(identity), dim].
 
-    Row i is a function of identity[i] (uint64) and the key alone. Columns are those from ``first_column`` of the whole
-    row.
+    Row i depends only on identity[i] (uint64), ``key`` and ``stream``. The columns are ``first_column`` and following
+    of the whole row.
     """
     first_group = first_column // 4
     groups = np.arange(first_group, (first_column + dim + 3) // 4, dtype=np.uint64)[None, :]
@@ -88,9 +88,10 @@ def chunks(table: TableConfig) -> list[tuple[int, int]]:
 
 
 def chunks_to_write(table: TableConfig) -> list[tuple[int, int]]:
-    """Return :func:`chunks`; none of zeros; of a dynamic table the rows of padding and the unknown id alone.
+    """Return the ranges of local rows that must be written: none with init ``zero``, else as :func:`chunks`.
 
-    The others start as zeros, and to write them would take their memory.
+    For a dynamic table it is only the rows of padding and unknown ids. Other rows start as zeros, and writing them
+    would allocate their memory.
     """
     if table.init.kind == "zero":
         return []

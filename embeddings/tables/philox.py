@@ -1,7 +1,7 @@
 """Philox4x32-10, the counter-based generator behind every draw (Salmon et al., SC 2011), in numpy.
 
-A draw is a pure function of a key and a counter, so every backend, world size and sharding plan, and a resumed run, get
-the same one. The compiled form is embeddings/kernels/cpu/src/philox.h.
+A draw is a pure function of a key and a counter, so it is the same for every backend, world size and sharding plan, and
+after a resume. The compiled form is embeddings/kernels/cpu/src/philox.h.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def uniform_below(n: int | np.ndarray, high: np.ndarray, low: np.ndarray) -> np.
     Args:
         n: the bound, 1 <= n <= 2^32, one for all or one for each.
         high: uint64 array of 32-bit words.
-        low: uint64 array of 32-bit words; it is not looked at where one word is enough.
+        low: uint64 array of 32-bit words; ignored where one word is enough.
     """
     bound = np.asarray(n).astype(np.uint64)
     carry = np.where(bound <= np.uint64(ONE_WORD_LIMIT), np.uint64(0), (low * bound) >> _SHIFT)

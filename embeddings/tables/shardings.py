@@ -18,7 +18,7 @@ class Sharding:
     """A way to split a table over ranks. A host is a block of ranks that exchange fast with each other.
 
     Args:
-        name: as jobs and plans write it.
+        name: name of the sharding in jobs and plans.
         torchrec_name: TorchRec's name, if it differs.
         rows_over: the ranks over which rows are split; SSE swaps ids of such tables before they are distributed.
         columns_over: the ranks over which columns are split; each column shard looks every id up again.

@@ -1,1 +1,1 @@
-"""Item vectors as refresh and store exchange them, and rows that are computed when they are read; without torch."""
+"""Item vectors, the form in which refresh and store exchange items, and rows that are computed when they are read."""

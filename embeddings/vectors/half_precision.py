@@ -13,10 +13,9 @@ _BIAS = np.float32(2.0**112)
 def as_float32(values: Array) -> Array:
     """Return finite ``values`` in float32, exactly.
 
-    Of half-precision ones the bits are put where float32 has them: sign on top (a shift left keeps one that was
-    extended), then five bits of the exponent and ten of the mantissa, 13 places up. Read as float32 that is the value
-    divided by 2**112, the difference of the two exponents' biases, denormal ones included. NumPy's own conversion takes
-    two to three times as long.
+    The bits of a float16 are sign-extended to 32 bits and shifted left by 13, so that sign, exponent and mantissa are
+    where float32 has them. Read as float32 this is the value divided by 2**112, since the exponents' biases differ by
+    112; that holds for denormal values too. NumPy's own conversion takes two to three times as long.
     """
     if values.dtype != np.float16:
         return values.astype(np.float32, copy=False)

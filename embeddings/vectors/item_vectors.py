@@ -122,7 +122,7 @@ class ItemVectors:
         return fresh | uncertain if self.carried_for is None else fresh | (uncertain & (self.carried_for == 0))
 
     def take(self, rows: Array) -> ItemVectors:
-        """Return some rows in ascending order; their vectors are not copied."""
+        """Return the items at ``rows``, row numbers that must ascend; their vectors are not copied."""
         columns = ((name, getattr(self, name)) for name in _COLUMNS)
         picked: dict[str, Any] = {name: None if column is None else column[rows] for name, column in columns}
         return ItemVectors(self.keys[rows], Picked(self.vectors, rows), **picked)
@@ -154,10 +154,10 @@ def chunks(num_rows: int, chunk_rows: int = CHUNK_ROWS) -> Iterator[slice]:
 
 
 def unit_rows(rows: Array) -> tuple[Array, Array]:
-    """Return (directions, norms) of ``rows`` [n, d] in float64, such that neither 1e-40 nor 1e300 is lost.
+    """Return (directions [n, d], norms [n]) of ``rows`` [n, d] in float64, without overflow or underflow.
 
-    float64 rows are scaled by their largest coordinate before they are squared, and the square of a float32 is far from
-    float64's ends. A zero row stays zero; a row that is not finite becomes NaN.
+    float64 rows are scaled by their largest coordinate before they are squared; squares of float32 values always fit
+    float64. A zero row stays zero; a row that is not finite becomes NaN.
     """
     if np.asarray(rows).dtype == np.float32:
         directions = np.array(rows, dtype=np.float64)
@@ -186,8 +186,8 @@ def _scaled_unit_rows(rows: Array) -> tuple[Array, Array]:
 def squares_of(rows: Array) -> Array | None:
     """Return squared norms float32 [n] of float32 ``rows`` [n, d].
 
-    None where a row is zero, not finite, or so short or long that float32 squares would lose digits: then ``unit_rows``
-    is the way.
+    Return None if rows are not float32, or if any row is zero, not finite, or so short or long that float32 squares
+    would lose digits: then use ``unit_rows``.
     """
     if rows.dtype != np.float32:
         return None
@@ -216,7 +216,7 @@ def row_norms(rows: Array) -> Array:
 def norms_of(vectors: Vectors) -> Array:
     """Return Euclidean norms [n] in float32; NaN for rows that are not finite.
 
-    Where a norm would overflow it is the largest finite float32.
+    A norm that would overflow becomes the largest finite float32.
     """
     norms = np.empty(len(vectors), dtype=np.float32)
     largest = float(np.finfo(np.float32).max)
@@ -290,7 +290,7 @@ def _keys_of_arrow(ids: pa.Array | pa.ChunkedArray, query: bool) -> Array:
 
 
 def impossible_ids(ids: pa.Array) -> pa.BooleanArray:
-    """Flag strings that cannot be item ids: longer than MAX_ID_BYTES, or with a NUL character; no null is."""
+    """Flag strings that cannot be item ids: longer than MAX_ID_BYTES, or with a NUL character; nulls are no error."""
     long, nul = pc.greater(pc.binary_length(ids), MAX_ID_BYTES), pc.match_substring(ids, "\0")
     return pc.fill_null(pc.or_(long, nul), False)
 
@@ -320,19 +320,19 @@ def _fixed_width(ids: pa.Array, query: bool) -> Array:
 
 
 def arrow_of(keys: Array) -> pa.Array:
-    """Return keys as the Arrow array users see: int64 or string."""
+    """Return keys as an Arrow array of int64 or string, the form for users."""
     if keys.dtype.kind == "i":
         return pa.array(keys)
     return pa.array(keys.astype(object), pa.binary()).cast(pa.string())
 
 
 def show_key(key: Any) -> str:
-    """Return one key as it is shown to users."""
+    """Return one key as text for messages to users."""
     return repr(key.decode("utf-8", "replace")) if isinstance(key, bytes) else str(key)
 
 
 def find_rows(keys: Array, queries: Array) -> Array:
-    """Return the row of each query in sorted ``keys``, int64 [len(queries)]; -1 where it is not there; O(q log n)."""
+    """Return the row of each query in ``keys``, which must be sorted; int64 [len(queries)], -1 if absent."""
     if not len(keys) or not len(queries):
         return np.full(len(queries), -1, dtype=np.int64)
     if keys.dtype.kind != queries.dtype.kind:

@@ -1,8 +1,8 @@
 """Rows of vectors that are computed when they are read, a part at a time; torch-free.
 
-So a refresh handles collections that are larger than memory. :class:`Rows` stands where an array [n, d] stands:
-``len``, ``shape``, and a slice or an array of row numbers give the rows themselves. Code that reads in chunks never
-holds more than a chunk.
+So a refresh can handle collections that are larger than memory. :class:`Rows` is used like an array [n, d]: it has
+``len`` and ``shape``, and indexing with a slice or row numbers computes rows. Code that reads in chunks never holds
+more than a chunk.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Vectors = Array | Rows
 
 
 class Picked(Rows):
-    """Rows of ``vectors`` by their numbers, int [n]."""
+    """The rows of ``vectors`` with the given row numbers, int [n]."""
 
     def __init__(self, vectors: Vectors, rows: Array):
         super().__init__(len(rows), vectors.shape[1])
@@ -69,7 +69,7 @@ class Picked(Rows):
 
 
 class Widened(Rows):
-    """Half-precision ``vectors`` [n, d] as float32."""
+    """Half-precision ``vectors`` [n, d], converted to float32 when rows are read."""
 
     def __init__(self, vectors: Array):
         super().__init__(*vectors.shape)

@@ -1,4 +1,4 @@
-"""Memory that is used again: a lookup of many rows would else spend longer on page faults than on its rows."""
+"""Reuse of memory, because a lookup of many rows in fresh memory spends most of its time on page faults."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LINE = 64
 
 
 class BufferPool:
-    """Give out tensors in buffers that come back once nothing refers to the tensor, its views and its graph any more.
+    """A pool of buffers for tensors; a buffer is reused when its tensor, the tensor's views and graph are gone.
 
-    A copy of a pool is a new one.
+    Copying a pool gives a new, empty pool.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class BufferPool:
         self._lock = threading.RLock()
 
     def take(self, num_rows: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor [num_rows, dim], not initialised, at a cache line."""
+        """Return an uninitialised tensor [num_rows, dim] that starts at a cache line."""
         num_bytes = num_rows * dim * dtype.itemsize
         buffer = self._free_buffer(num_bytes + _LINE)
         lease = np.frombuffer(buffer.data, np.uint8)

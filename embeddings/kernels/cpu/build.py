@@ -1,7 +1,7 @@
 """Build the compiled kernels, once for each level of instructions: ``python -m embeddings.kernels.cpu.build``.
 
-The compiler is $CXX, or the system's, or where there is none that of the ziglang package. A library's name holds the
-hash of its sources, so that one built from others is never loaded. Imports nothing of the project.
+The compiler is $CXX, else the system's, else the one in the ziglang package. A library's name contains the hash of its
+sources, so that a library built from other sources is never loaded. This module imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class BuildError(RuntimeError):
 
 
 def levels() -> dict[str, tuple[str, ...]]:
-    """Return this machine's levels of instructions with the processor flags that each needs."""
+    """Return the instruction levels of this machine's architecture, with the processor flags that each needs."""
     machine = platform.machine()
     if machine not in LEVELS:
         raise BuildError(f"there are no compiled kernels for {machine} machines: x86_64 and aarch64 have them")
@@ -53,7 +53,7 @@ def levels() -> dict[str, tuple[str, ...]]:
 
 @cache
 def source_hash() -> str:
-    """Return a hash of the sources and of how they are compiled."""
+    """Return a hash of the sources and the compiler flags."""
     digest = hashlib.sha256(repr((FLAGS, MACHINE_FLAGS)).encode())
     for path in sorted(SOURCES.glob("*.[ch]*")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -61,9 +61,9 @@ def source_hash() -> str:
 
 
 def library_path(level: str | None = None) -> Path:
-    """Return the library for ``level``, by default $EVENKEEL_CPU_LEVEL or the best that this processor runs.
+    """Return the library for ``level``, by default $EVENKEEL_CPU_LEVEL or the best level that this processor runs.
 
-    Raises RuntimeError where it was not built from these sources.
+    Raise RuntimeError if the library has not been built from the present sources.
     """
     level = level or os.environ.get(LEVEL_VARIABLE) or best_level()
     path = _path(level)
@@ -93,9 +93,9 @@ def best_level() -> str:
 
 
 def build() -> list[Path]:
-    """Compile what is missing, two at a time, remove what other sources made, and return all libraries.
+    """Compile missing libraries, two at a time, remove those of other sources, and return the paths of all.
 
-    Raises BuildError: no compiler, or it refuses.
+    Raise BuildError if there is no compiler, or compilation fails.
     """
     wanted = {level: _path(level) for level in levels()}
     missing = [level for level, path in wanted.items() if not path.exists()]

@@ -1,4 +1,4 @@
-"""The CPU backend: describes tables, batches and steps to the compiled kernels."""
+"""The CPU backend: passes tables, batches and steps to the compiled kernels as C structures."""
 
 from __future__ import annotations
 
@@ -157,12 +157,15 @@ class CpuKernel:
         )  # fmt: skip
 
     def _eps(self, optimizer: RowOptimizer) -> float:
-        """Return an eps no smaller than what reading takes: a product of two roots must not vanish."""
+        """Return the optimizer's eps, or the smallest eps that reading rows uses if that is larger.
+
+        With a smaller one a product of two roots might underflow to 0.
+        """
         power = 2 if getattr(optimizer, "eps_inside_root", False) else 1
         return max(float(getattr(optimizer, "eps", 0.0)), SMALLEST_FLOOR[self._real.name] ** power)
 
     def _num_bytes(self, num_ids: int) -> int:
-        """Return about the size of the rows of so many ids."""
+        """Return the approximate size in bytes of the rows of ``num_ids`` ids."""
         return num_ids * self._real.itemsize * self.layout.total_dim // len(self.layout.descriptors)
 
     def _scales(self, weights: torch.Tensor | None) -> torch.Tensor | None:
@@ -176,7 +179,7 @@ class CpuKernel:
         return self._draws[configs]
 
     def _tables(self, features: Any, firsts: Any, total_dim: int, pooled: bool) -> Any:
-        """Describe the tables anew each time: pointers to storage would stay behind when the tables are copied."""
+        """Return a C structure of the tables, new at each call, since pointers would be wrong after a copy of them."""
         layout = self.layout
         return native.Tables(
             weights=layout.weights.data_ptr(), vectors=layout.vectors.data_ptr(),
@@ -191,7 +194,7 @@ class CpuKernel:
         return self._tables(self._features, self._firsts, self.layout.total_dim, self.layout.pooled)
 
     def _one_table(self, t: int) -> Any:
-        """Describe table ``t`` with one feature whose bags are sums, padding being a row like others."""
+        """Return a C structure of table ``t`` alone, with one sum-pooled feature, and padding as an ordinary row."""
         feature = native.Feature.from_buffer_copy(self._firsts[t])
         feature.table = feature.column = feature.mean = feature.first_row = 0
         feature.num_live = feature.num_rows
@@ -228,22 +231,22 @@ class CpuKernel:
 
 
 def num_threads(num_bytes: int) -> int:
-    """Return one, or where there is work for two all threads that torch uses.
+    """Return the number of threads for a call: all that torch uses if there is work for two or more, else one.
 
-    OpenMP ends the threads that a call leaves out.
+    There is no number in between, because OpenMP ends threads that a call does not use.
     """
     return torch.get_num_threads() if num_bytes >= 2 * BYTES_PER_THREAD else 1
 
 
 class _Described:
-    """A struct and what it points to, which must live as long."""
+    """A C structure with the arrays that it points to, which must live as long as the structure."""
 
     def __init__(self, struct: Any, owners: tuple[Any, ...]) -> None:
         self.struct, self._owners = struct, owners
 
 
 class _Batch:
-    """A batch as a struct."""
+    """A batch as a C structure."""
 
     def __init__(self, ids: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, batch_size: int) -> None:
         self.ids, self.offsets, self.weights = ids.long(), offsets.long(), weights
@@ -254,7 +257,7 @@ class _Batch:
 
 
 class Scratch:
-    """Memory of the compiled update, kept from step to step; a copy is a new one."""
+    """Working memory of the compiled update, kept from step to step; copying gives new, empty memory."""
 
     def __init__(self) -> None:
         self.handle = library().scratch_new()
@@ -275,7 +278,7 @@ def _check(status: int) -> None:
 
 
 def describe_swaps(draws: SwapDraws, step: int, sample_offset: int) -> Any:
-    """Return the struct of some features' swaps; ``draws`` must outlive it."""
+    """Return the C structure of some features' swaps; ``draws`` must live as long as the structure."""
     return native.Swaps(
         features=draws.words.ctypes.data, graph_offsets=draws.offsets.ctypes.data,
         neighbours=draws.neighbours.ctypes.data, thresholds=draws.thresholds.ctypes.data,
@@ -313,15 +316,15 @@ def fill_keep_mask(
     draw: tuple[int, int],
     key: tuple[int, int],
 ) -> None:
-    """Fill a dropout mask: trainer.models.layers.dropout.
+    """Fill the dropout mask ``keep``, for trainer.models.layers.dropout.
 
     Args:
         keep: bool [b, l, a multiple of 4], contiguous.
         positions: int64 [b, l], in [0, 2^16).
         samples: int64 [b], index of each sample in the global batch.
-        threshold: words below it drop.
-        draw: step, site.
-        key: of Philox.
+        threshold: an element is dropped if its random 32-bit word is below this.
+        draw: the step, and the number of the dropout layer.
+        key: key of the Philox generator.
     """
     positions, samples = positions.contiguous(), samples.contiguous()
     step, site = draw

@@ -1,4 +1,4 @@
-"""The compiled kernels: which file is loaded, and the structures that it is called with, read from its headers."""
+"""Loading of the compiled kernels, and of the C structures of their arguments, which are read from the headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BAD_ID, BAD_OFFSETS = 1, 2
 
 _SCALARS: dict[str, Any] = {"double": c_double, "int32_t": c_int32, "int64_t": c_int64, "uint64_t": c_uint64}
 _IN_NUMPY = frozenset({"SwapWords"})
-"""Structures that numpy lays out: a pointer to one is a number."""
+"""Structures that are passed as numpy arrays, so pointers to them are plain addresses."""
 
 
 class HeaderError(RuntimeError):
@@ -28,8 +28,8 @@ class HeaderError(RuntimeError):
 def read_structures(header: str, where: str) -> dict[str, Any]:
     """Return the structures of a header as classes of ctypes, by name.
 
-    A pointer to a structure of the header is a POINTER to its class, any other one a void pointer. A class takes its
-    members alone: another name is an AttributeError.
+    A pointer to a structure of the header becomes a POINTER to its class, any other pointer a void pointer. Setting an
+    attribute that is not a member raises AttributeError.
 
     Raises:
         HeaderError: a member is of an unknown type, or is not written as ``type name, name;``.
@@ -94,7 +94,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 def library() -> Any:
     """Return the compiled functions (``lookup``, ``update``, ...) for this machine's instructions.
 
-    Calls release the interpreter's lock. Raises RuntimeError where they were not built.
+    Calls release the interpreter's lock. Raise RuntimeError if the functions were not built.
     """
     loaded = ctypes.CDLL(str(library_path()))
     for name, (result, arguments) in _FUNCTIONS.items():

@@ -1,7 +1,7 @@
 """FBGEMM behind the kernel interface: its CPU kernels, its own module on GPUs, its cache of tables.
 
-The CPU kernels run on the storage of :mod:`embeddings.kernels.layout`. Made by :mod:`embeddings.embedding_tables` and
-the sharding layer alone.
+The CPU kernels run on the storage of :mod:`embeddings.kernels.layout`. Only :mod:`embeddings.embedding_tables` and
+the sharding layer create these kernels.
 """
 
 from __future__ import annotations

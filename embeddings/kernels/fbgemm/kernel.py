@@ -1,11 +1,11 @@
 """FBGEMM's compiled CPU kernels on the layout's storage: fused SGD, exact Adagrad and exact rowwise Adagrad.
 
 FBGEMM's module (``SplitTableBatchedEmbeddingBagsCodegen``) applies its optimizer inside ``backward``, once for each
-backward, keeps rows of its own, and takes dims that are multiples of 4. The operators under it have none of these
-limits: they read and write any flat tensor at any offsets. So a step is here what it is in every backend: ``backward``
-records, and ``update`` hands *all* records to the fused backward operator as one batch. FBGEMM sums the gradients of a
-row before it applies them, so two backwards are one exact step. What a bag leaves out (padding, weight 0, ids out of
-bounds) is taken out before FBGEMM sees it, and a mean is a sum with weights 1 / count (docs/adr/0009).
+backward, keeps rows of its own, and takes dims that are multiples of 4. The operators that it calls have none of these
+limits: they read and write any flat tensor at any offsets. So a step works as in every backend: ``backward`` records,
+and ``update`` passes *all* records to the fused backward operator as one batch. FBGEMM sums the gradients of a row
+before it applies them, so two backwards are one exact step. Ids that add nothing (padding, weight 0, out of bounds) are
+removed before FBGEMM sees them, and a mean is a sum with weights 1 / count (docs/adr/0009).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPTIMIZERS = (SGD, Adagrad, RowwiseAdagrad)
 
 
 class Bags(NamedTuple):
-    """The bags of a group as FBGEMM takes them: ids without the ones that add nothing, and their weights."""
+    """The bags of a group in FBGEMM's form: the ids that add something, and their weights."""
 
     indices: torch.Tensor  # int32 or int64 [m]
     lengths: torch.Tensor  # int64 [F, B]
@@ -43,7 +43,7 @@ class Bags(NamedTuple):
 
 
 class Group:
-    """Features that one call looks up, and where FBGEMM finds their tables: an entry for each feature."""
+    """Features that one call looks up, and for each feature the position of its table in the flat storage."""
 
     def __init__(self, layout: Layout, descriptors: Sequence[FeatureDescriptor]) -> None:
         self.descriptors = tuple(descriptors)
@@ -68,10 +68,10 @@ class Group:
 class FbgemmKernel:
     """FBGEMM's CPU operators as a :class:`embeddings.kernels.layout.Kernel`.
 
-    All tables are one call; without pooling each table is one, every id being a bag of its own.
+    One call looks up all tables. Without pooling there is one call for each table, in which every id is a bag.
 
     Raises:
-        ValueError: what FBGEMM's CPU kernels cannot do.
+        ValueError: FBGEMM's CPU kernels do not support the tables or the optimizer.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -136,7 +136,7 @@ class FbgemmKernel:
     def _bags(
         self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, batch_size: int
     ) -> list[Bags]:
-        """Return for each group the ids that add something, with their weights."""
+        """Return the bags of each group: the ids that add something, with their weights."""
         layout = self.layout
         lengths = offsets.diff().view(len(layout.descriptors), batch_size).long()
         real = torch.ones(len(indices), dtype=torch.bool, device=indices.device)
@@ -259,7 +259,7 @@ class FbgemmKernel:
 
 
 def refuse(layout: Layout) -> None:
-    """Raise ValueError, with the remedy, for what FBGEMM's fused CPU kernels have no form of."""
+    """Raise ValueError, with the remedy, if FBGEMM's fused CPU kernels do not support the layout."""
     optimizer, kind = layout.optimizer, type(layout.optimizer)
     remedy = "use backend 'cpu' (kernel: evenkeel)"
     if kind not in OPTIMIZERS:

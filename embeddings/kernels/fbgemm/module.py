@@ -1,12 +1,12 @@
 """FBGEMM's own module as a backend, for GPUs: its CUDA kernels, and its cache of tables larger than GPU memory.
 
-Never run on a GPU. Tests run the same code with tables in host memory, behind a cache that keeps rows to itself as the
-GPU's does, and on a device that stands in for a GPU (docs/adr/0009).
+This code has never run on a GPU. Tests run it with tables in host memory, behind a cache that holds rows back as the
+GPU's cache does, and on a device that stands in for a GPU (docs/adr/0009).
 
-Tables lie in GPU memory where they fit, else in unified memory with a cache of rows on the GPU (MANAGED_CACHING). The
-module applies its optimizer in ``backward``: so it is at the step that all records go forward and backward, as one
-batch. Its storage becomes the layout's. Rows that the GPU caches are written back whenever someone else asks for them,
-and the cache is emptied: what is written there is what the next lookup reads.
+Tables are in GPU memory if they fit, else in unified memory with a cache of rows on the GPU (MANAGED_CACHING). The
+module applies its optimizer in ``backward``, so all records go through forward and backward only at the step, as one
+batch. The module's storage replaces the layout's. Before other code reads or writes rows, cached rows are written back
+and the cache is emptied, so that the next lookup reads the rows as written.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _OPTIMIZERS = {
 class FbgemmModuleKernel(FbgemmKernel):
     """FBGEMM's module as a :class:`embeddings.kernels.layout.Kernel`.
 
-    It takes the rows and state of ``layout`` over, and then holds them.
+    It takes over the rows and state of ``layout``, whose storage is then the module's.
 
     Raises:
-        ValueError: what the module cannot do beyond :class:`FbgemmKernel`: dims that are no multiples of 4.
+        ValueError: as for :class:`FbgemmKernel`, or a dim is not a multiple of 4.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -62,7 +62,7 @@ class FbgemmModuleKernel(FbgemmKernel):
         return module_of(layout, self._device, location, ComputeDevice.CUDA, sets)
 
     def _adopt(self) -> None:
-        """Put the module's storage, with what the layout holds in it, in the place of the layout's."""
+        """Copy the layout's rows and state into the module's storage, and make this the layout's storage."""
         layout, module = self.layout, self._module
         tables = range(len(layout.tables))
         weights = [layout.weight(t) for t in tables]
@@ -87,7 +87,7 @@ class FbgemmModuleKernel(FbgemmKernel):
                 layout.row_value(t, "sum").copy_(numbers[t])
 
     def _write_back(self) -> None:
-        """Write cached rows to where the layout sees them, and empty the cache, so that writes there are read."""
+        """Write cached rows to the layout's storage, and empty the cache, so that later writes there are read."""
         self._module.flush()
         self._module.reset_cache_states()
 
@@ -123,7 +123,7 @@ class FbgemmModuleKernel(FbgemmKernel):
 def module_of(
     layout: Layout, device: torch.device, location: EmbeddingLocation, compute: ComputeDevice, cache_sets: int = 0
 ) -> Any:
-    """Return FBGEMM's module for the tables of ``layout``, all in one place; rows and state are 0."""
+    """Return FBGEMM's module for the tables of ``layout``, all at the same ``location``; rows and state are 0."""
     by_table = [
         [descriptor.table for descriptor in layout.descriptors if descriptor.table == t]
         for t in range(len(layout.tables))
@@ -145,14 +145,14 @@ def module_of(
 def bytes_for_tables(device: torch.device) -> int:
     """Return the bytes of free GPU memory that tables may take.
 
-    The last fifth of all of it is left alone, however many groups of tables come one after the other.
+    A fifth of the GPU's total memory is always left free, even if several groups of tables are created in turn.
     """
     free, total = torch.cuda.mem_get_info(device)
     return max(0, int(free - (1 - FOR_TABLES) * total))
 
 
 def _storage(module: Any, prefix: str) -> tuple[torch.Tensor, np.ndarray]:
-    """Return the flat tensor that holds ``prefix`` (all tables are in one place), and where each table starts in it."""
+    """Return the flat tensor with the module's ``prefix`` (rows or a state) of all tables, and each table's start."""
     held = [getattr(module, f"{prefix}_{suffix}") for suffix in ("host", "dev", "uvm")]
     (tensor,) = [each for each in held if each.numel()]
     return tensor.detach(), np.array(getattr(module, f"{prefix}_physical_offsets"), dtype=np.int64)

@@ -1,1 +1,1 @@
-"""The GPU kernel, in Triton: the reference's bits where bits are drawn, else its values up to rounding."""
+"""The GPU kernel, in Triton: random draws equal the reference kernel's bit for bit, other values up to rounding."""

@@ -17,7 +17,7 @@ from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 def deferred_decay(
     last, completed, num_near, decay, num_decay, logs, num_logs, now, FROM_START: tl.constexpr, LOGS: tl.constexpr
 ):  # fmt: skip
-    """Return P of rows last touched at the int32 steps ``last``, where in ``near`` they are, and whether they are.
+    """Return P of rows last touched at int32 steps ``last``, their positions in ``near``, and flags of rows in it.
 
     See embeddings.optim.deferred_update.DeferredUpdateCoefficients. ``near`` is ``movements`` of rows that were not
     touched for J < num_near steps. ``decay`` is P without the constant decay for J < num_decay; the last entry holds
@@ -79,7 +79,7 @@ class DeferredTables(NamedTuple):
 
 
 class DeferredSource:
-    """DeferredUpdateCoefficients on the device: what changes at each step, and the rest where it has grown."""
+    """DeferredUpdateCoefficients on the device; tables that change at each step are copied, others if they grew."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
@@ -92,7 +92,7 @@ class DeferredSource:
         self._now: tuple[int, torch.Tensor] = (-1, self._no_logs)
 
     def at(self, deferred: DeferredUpdateCoefficients | None) -> DeferredTables:
-        """Return the tables as ``deferred`` is now."""
+        """Return the device's tables with the present coefficients of ``deferred``."""
         if deferred is None:
             return DeferredTables(
                 self._nothing, 1, 0, self._nothing, self._nothing, 1, self._no_logs, 1, self._no_logs
@@ -115,7 +115,7 @@ class DeferredSource:
 
 
 def _kept(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return ``values`` on the device, in memory of their own: they change seldom."""
+    """Return ``values`` on the device, in newly allocated memory, because they seldom change."""
     tensor = torch.from_numpy(values).to(dtype)
     # From pinned memory the copy waits for nothing, and the allocator keeps the memory until it is done.
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Bad ids and offsets, found by the device, reported by the host, without making it wait."""
+"""Reports of bad ids and offsets: the device finds them, and the host raises for them later, without waiting."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Lookup(NamedTuple):
 
 
 class Faults:
-    """The flag that lookups raise, and what they looked up, until it is known that the flag was not raised.
+    """The flag that bad lookups set on the device, and the inputs of lookups that are not yet known to be good.
 
-    On a GPU a bad lookup is found after its backward may have been recorded: every :meth:`check` raises for it until it
-    is forgotten, so that no step applies it.
+    On a GPU a bad lookup may be found only after its backward was recorded. Every :meth:`check` raises for it until
+    :meth:`forget` is called, so that no step applies it.
 
     Attributes:
-        flag: int32 [1], in memory of the host, to which a GPU writes where it finds a fault: so nothing is copied.
+        flag: int32 [1] in host memory; a GPU that finds a fault writes to it directly, so nothing must be copied.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -36,7 +36,7 @@ class Faults:
         self._known: str | None = None
 
     def watch(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
-        """Watch the lookup that was just started; on the CPU, where it is over, raise what :meth:`check` does."""
+        """Remember the lookup just started, for :meth:`check`; on the CPU, where it has ended, check it at once."""
         if self.layout.device.type == "cpu":
             if int(self.flag):
                 self.flag.zero_()
@@ -49,14 +49,14 @@ class Faults:
             self._look_at_first()
 
     def check(self) -> None:
-        """Wait for the lookups until now; raise ValueError for an id or an offset that was bad."""
+        """Wait for all lookups so far; raise ValueError if one had a bad id or offset."""
         if self._known is not None:
             raise ValueError(self._known)
         while self._pending:
             self._look_at_first()
 
     def forget(self) -> None:
-        """Forget the lookups until now: they will not be applied."""
+        """Forget all lookups so far and their faults; their gradients must not be applied."""
         self._known = None
         self._clear()
 

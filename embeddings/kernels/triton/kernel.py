@@ -138,11 +138,11 @@ class TritonKernel:
         return twin
 
     def check(self) -> None:
-        """Wait for the lookups until now; raise ValueError for an id or an offset that was bad."""
+        """Wait for all lookups so far; raise ValueError if one had a bad id or offset."""
         self._faults.check()
 
     def forget(self) -> None:
-        """Forget the lookups until now: none of them will be given to :meth:`update`."""
+        """Forget all lookups so far and their faults; none of them may be given to :meth:`update`."""
         self._faults.forget()
 
     # --- lookup ------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class TritonKernel:
             return float(self._apply(self._sorted_once(records), rules.NORM, 0, None, 1.0))
 
     def _sorted_once(self, records: Sequence[Record]) -> Sorted:
-        """Return :meth:`_sorted`, kept from the norm to the update of a step whose gradient is clipped."""
+        """Return the result of :meth:`_sorted`, which is kept between norm and update of a step with clipping."""
         kept, found = self._last_sorted or ((), None)
         if found is None or len(kept) != len(records) or any(a is not b for a, b in zip(kept, records, strict=True)):
             found = self._sorted(records)

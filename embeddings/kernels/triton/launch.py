@@ -11,10 +11,10 @@ _MAX_INT32 = 2**31 - 1
 
 
 class Launcher:
-    """Launches kernels: compiled ones without Triton's look at every argument, which takes a tenth of a millisecond.
+    """Launches Triton kernels; compiled kernels without Triton's check of each argument, which takes 0.1 ms.
 
-    What Triton would find out is kept by kernel, constants and the kinds of those arguments that may differ between two
-    calls of one layout: types, and what it specializes on.
+    Compiled kernels are cached by kernel, constants, and kinds of the arguments that may differ between calls. The kind
+    is the argument's type and the properties on which Triton specializes.
     """
 
     def __init__(self, interpreted: bool) -> None:

@@ -1,4 +1,4 @@
-"""Small arrays that change at each step, on their way to the device."""
+"""Copying of small arrays that change at each step to the device."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Slot:
 
 
 class Staging:
-    """Copies arrays to the device without waiting for what runs there.
+    """Copies arrays to the device without waiting for running kernels.
 
-    Memory is kept: to pin it for each array takes longer than the copy. What is returned is overwritten after as many
-    more arrays of about its size as there are slots, in the order of the stream.
+    Pinned memory is reused, because pinning takes longer than the copy. So a returned tensor is overwritten later:
+    after as many more arrays of similar size as there are slots, in stream order.
     """
 
     def __init__(self, device: torch.device) -> None:

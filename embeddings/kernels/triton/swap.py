@@ -34,9 +34,9 @@ def swap(
     SwapDraws. ``sample_offset`` is the first sample's number in the global batch. GRAPH: whether any feature of the
     launch has a graph.
 
-    The ids are copied; then WALKERS threads at a time each walk from hit to hit of one block of samples and one
-    position, so that only what hits is drawn for. Of offsets that are bad whatever is written comes to nothing: it is
-    the lookup that finds them; but it is to be inside.
+    The ids are copied. Then WALKERS threads at a time each walk from hit to hit of one block of samples and one
+    position, so that only hits need draws. With bad offsets the result does not matter, since the lookup refuses them;
+    but no write may leave ``used``.
     """
     num_tiles = tl.cdiv(batch_size, SAMPLES)
     feature = tl.program_id(0) // num_tiles

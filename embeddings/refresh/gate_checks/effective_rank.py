@@ -1,4 +1,4 @@
-"""Over how many directions the vectors spread."""
+"""Effective rank: the number of directions over which the vectors spread."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from embeddings.vectors.item_vectors import find_rows, keys_of
 class FrozenProbes(GateCheck):
     """Accuracy and churn of each probe, ``canary_accuracy[NAME]`` and so on.
 
-    ``accuracy`` is that on the held-out items, ``drop`` its loss since the day the probe was registered. ``churn`` is
-    the share of predictions, over all evident items, that differ from those on the previous version; ``churn_all`` that
-    of all items. ``judged`` and ``items`` are the numbers of items behind accuracy and churn. Only ``drop`` has a limit
+    ``accuracy`` is measured on the held-out items, ``drop`` is its loss since the probe was registered. ``churn`` is
+    the share of evident items whose prediction differs from that on the previous version; ``churn_all`` is the same for
+    all items. ``judged`` and ``items`` are the numbers of items behind accuracy and churn. Only ``drop`` has a limit
     by default. The others inform, as do ``alignment``, ``alignment_lift`` and ``nw_accuracy``
     (embeddings.refresh.kernel_alignment). Items without evidence in the candidate, and for churn in either version, do
     not count; NaN if none is left.

@@ -14,8 +14,8 @@ _PURPOSE = 1  # key of the generator that samples all shared items
 class Neighbours(GateCheck):
     """``knn_overlap``: mean share of an item's k nearest neighbours that are the same in both versions.
 
-    Neighbours are exact, of ``num_queries`` evident items among at most ``num_corpus``. A rotation does not change
-    them. ``knn_overlap_all`` is the same of all shared items. Both inform.
+    Exact neighbours of ``num_queries`` evident items are searched among at most ``num_corpus`` items. A rotation does
+    not change them. ``knn_overlap_all`` is the same share for all shared items. Neither metric has a limit by default.
     """
 
     about = "vectors"

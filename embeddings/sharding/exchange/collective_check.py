@@ -1,8 +1,8 @@
-"""Bad input on one rank, reported to all before any of them waits for it.
+"""A check that reports bad input on one rank to all ranks, so that none waits for it in vain.
 
-A rank that raises inside ``forward`` leaves the others in a collective until the process group's timeout. So input is
-checked before it is distributed; a rank with bad input distributes an empty batch instead, all check while ids travel,
-and all raise before the lookup. The check is one small all-reduce, on its way while ids are exchanged.
+If one rank raised inside ``forward``, the others would wait in a collective until the process group's timeout. So each
+rank checks its input before distributing it, and distributes an empty batch if the input is bad. One small all-reduce,
+which runs while ids are exchanged, tells all ranks, and all raise before the lookup.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from embeddings.tables.config import TableConfig
 
 
 class OtherRankFailed(RuntimeError):
-    """Another rank was given input that it refuses; its own error says what."""
+    """Another rank refused its input; that rank's own error says why."""
 
 
 class CollectiveCheck:
-    """A collective check of whether every rank can go on.
+    """A collective check that no rank has bad input.
 
-    It begins where input is distributed, and is counted before the lookup.
+    It starts when input is distributed, and :meth:`count` reads its result before the lookup.
     """
 
     def __init__(self, problem: str | None, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -56,7 +56,7 @@ def problem_of(features: KeyedJaggedTensor, readers: Mapping[str, Sequence[Table
     Args:
         features: this rank's input.
         readers: the tables that a feature is looked up in.
-        fatal: whether an id outside its table is wrong (``bounds="fatal"``), or counts as padding.
+        fatal: True if an id outside its table is an error (``bounds="fatal"``); False if it counts as padding.
     """
     if features.variable_stride_per_key():
         return "a batch size that varies between features is not available yet: give every feature one"
@@ -95,7 +95,7 @@ def problem_of(features: KeyedJaggedTensor, readers: Mapping[str, Sequence[Table
 
 
 def emptied(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Return the same samples without an id."""
+    """Return a batch with the same number of samples and without ids."""
     size = 0 if features.variable_stride_per_key() else features.stride()
     weights = features.weights_or_none()
     return KeyedJaggedTensor(

@@ -1,7 +1,7 @@
 """Collectives of tensors whose sizes may differ between ranks.
 
-They run in memory that ranks of one host share, else by gloo or NCCL. Both give the same bits, as sums are made in rank
-order; NCCL's all-reduce alone has an order of its own.
+If all ranks are on one host they exchange through shared memory, else by gloo or NCCL. Either way gives the same bits,
+since sums are made in rank order; only NCCL's all-reduce has an order of its own.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from embeddings.sharding.exchange.shm_transport import Part, host_memory, joined
 def all_to_all(
     what: str, parts: Sequence[Part], shapes: Sequence[Sequence[int]], group: dist.ProcessGroup
 ) -> list[Tensor]:
-    """Send ``parts[r]`` to rank r, and return what came from each rank, by rank; collective.
+    """Send ``parts[r]`` to rank r, and return the tensors received, in rank order; a collective call.
 
-    What came from others must be read before the next collective, not kept.
+    Read or copy the tensors of other ranks before the next collective, which may overwrite them.
 
     Args:
         what: the exchange's name, the same on every rank.
         parts: a tensor, or matrices to stand side by side, for each rank.
-        shapes: of what comes from each rank. All have the dtype of ``parts``.
+        shapes: shapes of the tensors that come from each rank. All have the dtype of ``parts``.
         group: the ranks that take part.
     """
     rank, own = dist.get_rank(group), joined(parts[dist.get_rank(group)])
@@ -43,9 +43,9 @@ def all_to_all(
 
 
 def all_gather(what: str, local: Tensor, shapes: Sequence[Sequence[int]], group: dist.ProcessGroup) -> list[Tensor]:
-    """Return ``local`` of each rank, by rank; collective.
+    """Return ``local`` of each rank, in rank order; a collective call.
 
-    Arguments and what may be done with the result are those of :func:`all_to_all`.
+    Arguments are as in :func:`all_to_all`; read or copy the result before the next collective, too.
     """
     shared = host_memory(group) if local.device.type == "cpu" else None
     if shared is not None:
@@ -55,7 +55,7 @@ def all_gather(what: str, local: Tensor, shapes: Sequence[Sequence[int]], group:
 
 
 def sum_in_rank_order(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum of the parts, one after another: the same bits wherever they are summed."""
+    """Return the sum of the parts, added in order, so that every rank gets the same bits."""
     if len(parts) == 1:
         return parts[0].clone()
     total = parts[0] + parts[1]
@@ -65,7 +65,7 @@ def sum_in_rank_order(parts: Sequence[Tensor]) -> Tensor:
 
 
 def all_reduce(what: str, local: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return the sum of ``local`` over all ranks, the same bits on each; collective.
+    """Return the sum of ``local`` over all ranks, the same bits on each; a collective call.
 
     ``local`` has the same shape everywhere.
     """

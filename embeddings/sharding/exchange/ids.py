@@ -1,4 +1,4 @@
-"""Ids to the ranks that hold their rows, in one exchange where ranks share memory; TorchRec needs three."""
+"""Sending of ids to the ranks that hold their rows: one exchange if ranks share memory, where TorchRec needs three."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from embeddings.sharding.exchange.shm_transport import HostMemory, host_memory
 
 
 def in_one_exchange(distribution: Any) -> Any:
-    """Return a distribution of features of TorchRec's in which :class:`IdExchange` replaces an all-to-all."""
+    """Return TorchRec's input distribution with its all-to-all replaced by :class:`IdExchange`, if it has one."""
     if isinstance(getattr(distribution, "_dist", None), KJTAllToAll):
         distribution._dist = IdExchange(distribution._dist)
     return distribution
 
 
 class IdExchange(KJTAllToAll):
-    """TorchRec's KJTAllToAll, by which each rank's features go to their ranks, for ranks that may share memory."""
+    """TorchRec's KJTAllToAll, which sends features to their ranks, through shared memory if the ranks have it."""
 
     def __init__(self, torchrecs: KJTAllToAll) -> None:
         super().__init__(torchrecs._pg, torchrecs._splits, torchrecs._stagger)
@@ -71,10 +71,7 @@ class IdExchange(KJTAllToAll):
 
 
 class Received(KJTAllToAllTensorsAwaitable):
-    """Features that have arrived.
-
-    TorchRec reads numbers of ids and samples, by rank, from an object of this class.
-    """
+    """Features that have arrived; TorchRec reads each rank's number of ids and samples from this class."""
 
     def __init__(
         self, features: KeyedJaggedTensor, *, sent: list[int], received: list[int], batch_sizes: list[int]
@@ -86,7 +83,7 @@ class Received(KJTAllToAllTensorsAwaitable):
         self._recat: Tensor | None = None
 
     def clear_inputs(self) -> int:
-        """Return 0, the bytes that it frees: what was sent is not kept here."""
+        """Return 0, the number of bytes freed: this object does not keep the tensors that were sent."""
         return 0
 
     def _wait_impl(self) -> KeyedJaggedTensor:
@@ -94,9 +91,9 @@ class Received(KJTAllToAllTensorsAwaitable):
 
 
 def _order(world_size: int, stagger: int) -> list[int]:
-    """Return ranks in the order in which their samples stand side by side.
+    """Return ranks in the order in which their samples are concatenated.
 
-    All ranks of one place on their hosts come first, then those of the next.
+    First come the ranks with local rank 0 of all hosts, then all with local rank 1, and so on.
     """
     on_host = world_size // stagger
     return [local_rank + on_host * host for local_rank in range(on_host) for host in range(stagger)]

@@ -1,4 +1,4 @@
-"""Pooled rows of whole tables and of column shards: from the ranks that hold them to those of the samples."""
+"""Sending of pooled rows of whole tables and column shards to the ranks whose samples asked for them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from embeddings.sharding.exchange.collectives import all_to_all
 class PooledDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
     """[samples of all ranks, D of this rank] on each rank -> [own samples, D of all ranks].
 
-    TorchRec's copies once more what it sends, and what it received to set it in order.
+    D is a number of columns. TorchRec's own class makes one more copy of the tensors sent, and one of those received.
 
     Args:
-        dim_by_rank: columns of each rank.
-        dims: of the blocks that make them up, rank by rank.
-        order: of these blocks in the output.
+        dim_by_rank: number of columns of each rank.
+        dims: number of columns of each block (feature of a table), rank by rank.
+        order: positions of the blocks in the output.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class PooledDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
         self._set_order(order)
 
     def sort(self, names: Sequence[str], order: Sequence[str]) -> None:
-        """Put blocks in ``order``; ``names`` are those of the blocks, rank by rank."""
+        """Set the order of the output's blocks to ``order``; ``names`` are the block names, rank by rank."""
         position = {name: number for number, name in enumerate(order)}
         self._set_order(sorted(self._order, key=lambda block: position[names[block]]))
 
@@ -83,7 +83,7 @@ class PooledDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
 
 
 class PooledExchange(torch.autograd.Function):
-    """All-to-all of samples against columns; backward sends each gradient the way back."""
+    """All-to-all that trades all samples of some columns for own samples of all columns; backward reverses it."""
 
     @staticmethod
     def forward(ctx: Any, pooled: Tensor, batch_sizes: list[int], way: PooledDist) -> Tensor:
@@ -96,7 +96,7 @@ class PooledExchange(torch.autograd.Function):
 
 
 def _merged(runs: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return the runs (where, start, end), joined where one goes on where the one before ended."""
+    """Return the runs (where, start, end), with a run joined to the one before if it starts where that one ended."""
     merged: list[tuple[int, int, int]] = []
     for where, start, end in runs:
         if merged and merged[-1][0] == where and merged[-1][2] == start:

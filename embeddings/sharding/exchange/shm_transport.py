@@ -1,15 +1,15 @@
 """Memory that the ranks of one host share: exchanges between them without a network.
 
-gloo sends through the loopback device also what stays on the host: four copies, two of them in the kernel, and a thread
-that polls. Here a rank copies what others want into memory of its own that they have mapped, tells them where with one
-small message, and they read it in place.
+Even within a host gloo sends data through the loopback device: four copies, two of them in the kernel, and a thread
+that polls. Here a rank copies the data for others into memory of its own that they have mapped. One small message tells
+them its location, and they read it in place.
 
-* The memory is anonymous (memfd_create) and handed over with a file descriptor: nothing has a name, and nothing is left
-  behind by a rank that is killed.
+* The memory is anonymous (memfd_create) and handed over as a file descriptor: it has no name, and disappears when its
+  ranks are killed.
 * Messages go through Unix sockets (SOCK_SEQPACKET, one for each pair), so a rank that dies ends the waiting of all at
   once: a socket that is closed reads as such.
-* Only ranks of the same user, kernel and network namespace connect. If any two cannot, no rank does, and the exchanges
-  are gloo's (:mod:`embeddings.sharding.exchange.collectives`).
+* Only ranks of the same user, kernel and network namespace connect. If any two cannot, all ranks use gloo instead
+  (:mod:`embeddings.sharding.exchange.collectives`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 SWITCH = "EVENKEEL_HOST_MEMORY"
-"""Environment: ``0`` leaves all exchanges to gloo."""
+"""Environment variable; with the value ``0`` all exchanges use gloo."""
 
 # A rank may write while others still read what it shared before. It writes there again after two exchanges: it has
 # their message of the one between by then, which they send once they are done reading.
@@ -48,7 +48,7 @@ _DTYPES = {str(dtype): dtype for dtype in (
 )}  # fmt: skip
 
 Part = Tensor | Sequence[Tensor]
-"""A rank's share: a tensor, or matrices that stand side by side in memory."""
+"""Data to send: a tensor, or several matrices that are sent as one, joined along columns."""
 
 _of_group: WeakKeyDictionary[dist.ProcessGroup, HostMemory | None] = WeakKeyDictionary()
 _by_network = False
@@ -57,7 +57,8 @@ _by_network = False
 def host_memory(group: dist.ProcessGroup) -> HostMemory | None:
     """Return the memory that the ranks of ``group`` share.
 
-    None where the group has one rank, or its ranks are not all on one host. The first call for a group is collective.
+    Return None if the group has one rank, or its ranks are not all on one host. The first call for a group is
+    collective.
     """
     if _by_network:
         return None
@@ -68,9 +69,9 @@ def host_memory(group: dist.ProcessGroup) -> HostMemory | None:
 
 @contextlib.contextmanager
 def exchanges_by_network() -> Iterator[None]:
-    """Let no rank share memory inside this context, as if each had a host of its own.
+    """Switch shared memory off inside this context, as if each rank had a host of its own.
 
-    Every rank must enter it alike.
+    All ranks must enter it.
     """
     global _by_network
     before, _by_network = _by_network, True
@@ -91,14 +92,14 @@ class HostMemory:
         self._set_timeout(timeout_seconds)
 
     def exchange(self, what: str, *parts: Part) -> list[tuple[Tensor, ...]]:
-        """Return the tensors of each rank, by rank; collective.
+        """Send ``parts`` to all ranks, and return the tensors of each rank, in rank order; a collective call.
 
-        They may differ between ranks in number, shape and dtype, and need not be contiguous. Those of others are to be
-        read only, and until the next call: copy what is to be kept.
+        The tensors may differ between ranks in number, shape and dtype, and need not be contiguous. Do not write to the
+        tensors of other ranks, which are valid until the next call: copy those to be kept.
 
         Args:
             what: the exchange's name, the same on every rank.
-            parts: tensors, or sequences of matrices that are one, side by side.
+            parts: tensors, or sequences of matrices that are sent as one, joined along columns.
 
         Raises:
             ConnectionResetError: a rank is gone.
@@ -140,7 +141,7 @@ class HostMemory:
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
 
     def _grow(self, slot: int, num_bytes: int) -> int:
-        """Make larger memory for ``slot``, and return the file descriptor to hand over."""
+        """Allocate larger memory for ``slot``, and return the file descriptor that other ranks map it by."""
         size = -(-max(_SMALLEST, num_bytes + num_bytes // 4) // mmap.PAGESIZE) * mmap.PAGESIZE
         descriptor = os.memfd_create("evenkeel", os.MFD_CLOEXEC)
         # Said here if there is no such memory: a page that cannot be had later is a SIGBUS.
@@ -203,7 +204,7 @@ def _gone(rank: int) -> ConnectionResetError:
 
 
 def joined(part: Part) -> Tensor:
-    """Return the tensor that ``part`` is."""
+    """Return ``part`` as one tensor: matrices are joined along columns."""
     if isinstance(part, Tensor):
         return part
     return part[0] if len(part) == 1 else torch.cat(list(part), dim=1)
@@ -272,7 +273,7 @@ def _host() -> list[Any] | None:
 def _peers(
     rank: int, listener: socket.socket, addresses: Sequence[bytes]
 ) -> tuple[list[socket.socket | None], str | None]:
-    """Return a socket to every other rank, and what went wrong; higher ranks connect to lower ones."""
+    """Return a socket to every other rank, and a description of any problem; higher ranks connect to lower ones."""
     peers: list[socket.socket | None] = [None] * len(addresses)
     problem = None
     for number in range(len(addresses)):

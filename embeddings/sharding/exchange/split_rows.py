@@ -1,4 +1,4 @@
-"""Exchanges for row-wise sharded tables: ids to the ranks that hold their rows, partial sums back."""
+"""Exchanges for row-wise sharded tables: ids go to the ranks that hold their rows, partial sums come back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from embeddings.tables.config import TableConfig
 class Swapper:
     """Swaps ids by SSE before their rows are split, with this rank's position in the global batch.
 
-    ``inputs`` are (feature, table) in the order of the features given. Swaps are computed on the CPU.
+    ``inputs`` are (feature, table) pairs in the order of the input's features. Swaps are computed on the CPU.
     """
 
     def __init__(self, settings: TableSettings, step_context: StepContext, inputs: Sequence[tuple[str, str]]) -> None:
@@ -39,7 +39,7 @@ class Swapper:
         ]
 
     def __call__(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return the same bags, in training with some ids swapped; int64."""
+        """Return the same bags with int64 ids, in training with some ids swapped."""
         values = features.values().long()
         if self._bounds == "ignore":
             bounded = zip(self._pieces(features, values), self._tables, strict=True)
@@ -57,7 +57,7 @@ class Swapper:
         )
 
     def _pieces(self, features: KeyedJaggedTensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield for each feature its ids and the offsets of its bags in them."""
+        """Yield for each feature its ids and the offsets at which its bags start in these ids."""
         size, offsets = features.stride(), features.offsets().long()
         offsets = offsets - offsets[0]
         for number in range(len(self._tables)):
@@ -72,7 +72,7 @@ class Swapper:
 
 
 class SwapBefore(BaseSparseFeaturesDist[KeyedJaggedTensor]):
-    """Swaps ids, which are still rows of the whole table here, before the next class in the MRO sends them."""
+    """Mixin that swaps ids, while they are still row numbers of the whole table, before its next base sends them."""
 
     def __init__(
         self, settings: TableSettings, step_context: StepContext, inputs: Sequence[tuple[str, str]], **keywords: Any
@@ -127,9 +127,10 @@ class SumExchange(torch.autograd.Function):
 
 
 class SequenceDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]):
-    """Rows of the ids of all ranks [n, D] -> rows of this rank's ids, feature by feature, in their order.
+    """Rows that this rank looked up for all ranks [n, D] -> rows of this rank's ids, feature by feature, in id order.
 
-    TorchRec's exchange permutes with an operator of FBGEMM that knows no float64 where batches differ between ranks.
+    TorchRec's exchange fails for float64 if batch sizes differ between ranks: its operator of FBGEMM does not support
+    it.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -148,9 +149,9 @@ class SequenceDist(BaseEmbeddingDist[SequenceShardingContext, Tensor, Tensor]):
 
 
 def _order_by_rank(lengths: Tensor, batch_sizes: list[int]) -> Tensor:
-    """Return the positions of each rank's rows, rank by rank, int64 [n].
+    """Return the positions int64 [n] that order rows by rank: first all rows of rank 0, then those of rank 1.
 
-    The rows are those of [F, samples of all ranks] bags.
+    The rows belong to bags of ``lengths`` [F, samples of all ranks], feature by feature.
     """
     bags = lengths.long()
     counts = torch.stack([part.sum(1) for part in bags.split(batch_sizes, dim=1)])
@@ -161,7 +162,7 @@ def _order_by_rank(lengths: Tensor, batch_sizes: list[int]) -> Tensor:
 
 
 class RowExchange(torch.autograd.Function):
-    """All-to-all of rows [n, D]; backward sends each gradient the way back."""
+    """All-to-all of rows [n, D]; backward sends each gradient back to the rank that sent the row."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -1,4 +1,4 @@
-"""Backends of a store that is not a local folder: S3 and Redis behind a mirror of its documents.
+"""Backends for remote stores: S3 and Redis, each with a local mirror of the store's documents.
 
 Only :func:`embeddings.store.open_store` opens them.
 """

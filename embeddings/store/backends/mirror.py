@@ -1,17 +1,17 @@
-"""A collection in a remote store: a local mirror of its documents, and there an index whose replacement is the switch.
+"""A collection in a remote store: a local mirror of its documents, and a remote index that is replaced atomically.
 
-The mirror is a directory of the embedded store, so everything that is done to a collection is done to the mirror, by
-the same code. The remote store has the same files as objects that are never changed (an object's name holds the sha256
-of its content), and the *index*: which object each file is.
+The mirror is a directory of the embedded store, so the embedded store's code also reads and changes it. The remote
+store holds the same files as objects that never change (an object's name contains the sha256 of its content). It also
+holds the *index*, which maps each file to its object.
 
-    reading   the index is asked for when it is older than ``follow_seconds``; a new one's documents are fetched,
-              checked, and put in place, CURRENT last. Files of a version are fetched when it is opened.
-    writing   under the writer lock there: bring the mirror up to date, do what is to be done to it, put the files that
-              are new, replace the index. Before that no other machine sees anything, and CURRENT is replaced here only
-              after it. What failed on the way is taken out of the mirror again.
+    reading   The index is read again when it is older than ``follow_seconds``. If it is new, its documents are fetched,
+              checked, and put into the mirror, CURRENT last. Files of a version are fetched when it is opened.
+    writing   Under the remote writer lock: bring the mirror up to date, change it, upload the new files, replace the
+              index. Other machines see the change only once the index is replaced; the mirror's CURRENT is replaced
+              after that. If anything fails, the change is removed from the mirror.
 
-Readers therefore see one index or the next, never a mix; a writer that dies leaves objects which no index names, and
-the next one removes them. While the store cannot be reached, versions that are here are served on.
+Readers therefore see one index or the next, never a mix. A writer that dies leaves objects that no index names, and
+the next writer removes them. While the store cannot be reached, versions in the mirror are still served.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _RETRY_SECONDS = 1.0
 
 
 class MirroredPointer(Pointer):
-    """CURRENT of the mirror: up to date when it is read, committed in the remote store before it is replaced here."""
+    """CURRENT of the mirror: reading brings it up to date; a change is committed remotely before it is replaced."""
 
     def __init__(self, path: Path, follow: Callable[[], None], commit: Callable[[bytes], None]):
         super().__init__(path)
@@ -72,7 +72,7 @@ class MirroredPointer(Pointer):
 
 
 class Mirror(CollectionDirectory):
-    """The directory of a collection that is remote; processes may share a mirror."""
+    """The local directory of a remote collection; several processes may share a mirror."""
 
     def __init__(self, path: Path, name: str, remote: Remote, follow_seconds: float, url: str):
         super().__init__(path, name)
@@ -96,7 +96,7 @@ class Mirror(CollectionDirectory):
     # --- following -------------------------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Bring the mirror up to date, if it was not looked at for ``follow_seconds``."""
+        """Bring the mirror up to date if the index was last read more than ``follow_seconds`` ago."""
         if self._writer == threading.get_ident() or time.monotonic() < self.next_look:
             return
         if getattr(self._snapshot, "within", False):
@@ -155,7 +155,7 @@ class Mirror(CollectionDirectory):
                 self._pull(self.remote.index() or data)
 
     def _remember(self) -> bool:
-        """Take up the last state of the mirror, for when the store cannot be reached; return whether there is one."""
+        """Load the mirror's last index from disk, for use while the store is away; return True if there is one."""
         with contextlib.suppress(FileNotFoundError, CorruptStore):
             self._adopt(self._index_file.read_bytes())
         return self._seen is not None
@@ -165,7 +165,7 @@ class Mirror(CollectionDirectory):
         self._seen = data
 
     def _pull(self, data: bytes | None) -> None:
-        """Make the mirror equal to the store, whose index is ``data``; under the mirror's lock.
+        """Make the mirror equal to the store, whose index is ``data``; the caller holds the mirror's lock.
 
         Raises:
             CorruptStore: an object that the index names is gone or damaged.
@@ -210,7 +210,7 @@ class Mirror(CollectionDirectory):
                 )
 
     def _prune(self, files: Files) -> None:
-        """Remove what the index does not name."""
+        """Remove local files that the index does not name."""
         for path in self._local_files():
             if path not in files:
                 (self.path / path).unlink(missing_ok=True)
@@ -250,7 +250,7 @@ class Mirror(CollectionDirectory):
             temporary.unlink(missing_ok=True)
 
     def _push(self, replaced: dict[str, Path] | None = None) -> None:
-        """Upload what is new in the mirror, with ``replaced`` in place of the files there, and commit."""
+        """Upload the mirror's new files and commit an index of them; ``replaced`` overrides files, by path."""
         local = {**self._local_files(), **(replaced or {})}
         files: Files = {}
         for path, file in local.items():
@@ -278,7 +278,7 @@ class Mirror(CollectionDirectory):
         self._sweep({entry["object"] for entry in files.values()}, self._lease)
 
     def _sweep(self, named: set[str], lease: Lease) -> None:
-        """Remove the objects that nothing names any more; what could not be removed is left to the next writer."""
+        """Remove all objects but ``named`` from the store; the next writer removes those that could not be removed."""
         try:
             self.remote.sweep(named, lease)
             self.unswept = None
@@ -293,7 +293,7 @@ class Mirror(CollectionDirectory):
         return file_sha256(file) if entry is None else entry.sha256
 
     def _entry(self, path: str) -> FileEntry | None:
-        """Return the entry of a file in the manifest of its version; None if it is not named there."""
+        """Return the entry of a file in the manifest of its version; None if the manifest does not name it."""
         file = PurePosixPath(path)
         manifest = self.read_manifest(file.parent.name)
         return None if manifest is None else manifest.file(file.name)
@@ -306,7 +306,7 @@ class Mirror(CollectionDirectory):
         return None if named is None else str(named["object"])
 
     def _named(self, path: str) -> dict[str, Any] | None:
-        """Return the entry of a file in the index; None if it is not named there."""
+        """Return the entry of a file in the index; None if the index does not name it."""
         named = self._files.get(path)
         if named is None and self._writer != threading.get_ident():
             # Another process may have brought their common mirror further than this one has looked.
@@ -317,9 +317,9 @@ class Mirror(CollectionDirectory):
         return named
 
     def _is_unnamed(self, path: str, local: dict[str, Path]) -> bool:
-        """Return True if nothing names a file of a version any more.
+        """Return True if a version's file is no longer needed.
 
-        The version was expired, or has other rows since an erasure.
+        Its version has expired, or an erasure has replaced the file by another.
         """
         version = PurePosixPath(path).parent.name
         if f"versions/{version}/{MANIFEST_FILE}" not in local or self._entry(path) is None:
@@ -327,9 +327,9 @@ class Mirror(CollectionDirectory):
         return self.is_expired(version)
 
     def _revert(self) -> None:
-        """Take what was not committed out of the mirror, as far as that can be done now.
+        """Remove uncommitted changes from the mirror, as far as possible while the store may be away.
 
-        The rest is done when the store can be reached again.
+        The rest is removed when the store can be reached again.
         """
         self._is_dirty = True
         try:
@@ -376,7 +376,7 @@ class Mirror(CollectionDirectory):
         return self.remote.reader(manifest, item_rows)
 
     def _fetch_data(self, directory: Path, file: FileEntry) -> None:
-        """Fetch a file of a version, unless it is here and whole.
+        """Fetch a file of a version, unless the mirror has it undamaged.
 
         Raises:
             CorruptStore: the index does not name the file, or its object is gone.
@@ -397,7 +397,7 @@ class Mirror(CollectionDirectory):
     # --- names -----------------------------------------------------------------------------------------------------
 
     def _local_files(self) -> dict[str, Path]:
-        """Return files of the mirror by their path in it, without what is being written."""
+        """Return the mirror's files by their path in it, without files that are being written."""
         files = {}
         for folder, folders, names in os.walk(self.path):
             folders[:] = [name for name in folders if not name.startswith(".")]
@@ -410,5 +410,5 @@ class Mirror(CollectionDirectory):
 
 
 def _is_data(path: str) -> bool:
-    """Return True if a path is a file of a version, which is fetched when it is needed, and not a document."""
+    """Return True if a path is a version's data file, which is fetched only when needed, and not a document."""
     return path.startswith("versions/") and not path.endswith("/" + MANIFEST_FILE)

@@ -1,15 +1,15 @@
-"""The feature store in Redis, and in what speaks its protocol.
+"""The feature store in Redis, and in servers that speak its protocol.
 
-    PREFIXcollections                       set of names
-    PREFIXNAME:INDEX                        which object each file is; replacing it is the switch
-    PREFIXNAME:revision                     changes with it: what followers ask for
-    PREFIXNAME:LOCK                         token of the one writer, with an end
+    PREFIXcollections                       set of names of collections
+    PREFIXNAME:INDEX                        map of files to objects; replacing it is the switch
+    PREFIXNAME:revision                     changes with the index; readers poll it
+    PREFIXNAME:LOCK                         token of the one writer, with an expiry
     PREFIXNAME:objects                      set of objects
     PREFIXNAME:object:OBJECT                a document or file, in pieces
     PREFIXNAME:rows.TOKEN:WHAT              item rows (redis_rows.py)
 
-The index is replaced by a script that looks at the lock first, so a writer that lost it commits nothing. A server that
-was restarted while rows were loaded may have lost some of them: its run id is compared before the commit. See
+The index is replaced by a script that first checks the lock, so a writer that lost the lock commits nothing. A server
+that restarted during the load of rows may have lost some: its run id is compared before the commit. See
 docs/adr/0019-remote-stores.md.
 """
 
@@ -62,11 +62,12 @@ _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL
 def open_redis(text: str) -> RemoteStore:
     """Return the store at ``redis://HOST:PORT/DB``.
 
-    Options: ``prefix`` of all keys (``evenkeel:``), ``grace_seconds`` for which rows of a version outlive it (600);
-    and the options of every remote store. ``rows=packed`` says what is so in any case.
+    Options in its query: ``prefix`` of all keys (default ``evenkeel:``), ``grace_seconds``, for which the rows of an
+    expired version stay readable (default 600), and the options of every remote store. ``rows=packed`` is accepted and
+    changes nothing.
 
     Raises:
-        ValueError: an option that does not exist, or a value that cannot be.
+        ValueError: an unknown option, or an invalid value.
     """
     url = parse_store_url(text, FOLLOW_SECONDS, OPTIONS)
     prefix = url.options.get("prefix", REDIS_PREFIX)
@@ -115,14 +116,12 @@ def connect(address: str) -> Client:
 
 @contextlib.contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """Turn the client's errors into the store's.
-
-    The client raises them about a server that is away, or full, or read-only, or that refuses.
+    """Turn errors of the Redis client inside this context into errors of the store; ``where`` begins the message.
 
     Raises:
         StoreFull: Redis has reached its memory limit.
         StoreUnavailable: Redis cannot be reached or takes no writes.
-        StoreError: Redis refused.
+        StoreError: Redis refused the command.
     """
     unchanged = "nothing was published and what is served is unchanged"
     try:

@@ -18,7 +18,7 @@ from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import MISSING, Array, ItemIdError, ItemVectors, keys_of
 
 ROWS_AT_ONCE = 2048
-"""Rows in one script, so that others need not wait long for Redis: some 5 ms."""
+"""Largest number of rows that one script reads, so that it blocks Redis for other clients for only about 5 ms."""
 
 _ROWS = """
 local found, names, width, at, block, start = {}, {}, tonumber(ARGV[1]), 1, 0, 0
@@ -33,9 +33,10 @@ for number = 1, #ARGV[2] / 8 do
 end
 return {redis.call('EXISTS', KEYS[2]), redis.call('GET', KEYS[3]), table.concat(found)}
 """
-"""Script: rows of so many bytes at (block, first byte), with the existence of ``alive`` and the value of a third key.
+"""Script that reads rows of ARGV[1] bytes, each at a (block, first byte) pair, with the existence of ``alive``.
 
-A script is atomic in Redis: either all that was loaded is there, or the reader is told that the version is gone.
+It also returns the value of a third key. A script is atomic in Redis: either all loaded rows exist, or the reader
+learns that the version is gone.
 """
 
 
@@ -47,17 +48,16 @@ class Given(NamedTuple):
 
 
 class Switched(Exception):
-    """The key has another value."""
+    """The key of :class:`Given` has another value than expected."""
 
 
 class RedisReader(VersionReader):
-    """Reads one version whose rows are in Redis: a lookup is one round trip.
+    """Reader of one version whose rows are in Redis: a lookup is one round trip.
 
-    Ids, statuses and norms of the whole version are read when they are first asked for, into memory: some 25 bytes an
-    item.
+    Ids, statuses and norms of the whole version are read into memory on first use: about 25 bytes per item.
 
     Raises:
-        RowsGone: the rows are gone.
+        RowsGone: the rows are no longer in Redis.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class RedisReader(VersionReader):
         return self._lookup(ids, None)
 
     def lookup_given(self, ids: Any, key: bytes, value: bytes) -> tuple[Array, Array] | None:
-        """Return :meth:`lookup` if Redis has ``value`` at ``key``, else None.
+        """Return the result of :meth:`lookup` if Redis has ``value`` at ``key``, else None.
 
-        Both are asked in the same script. Rows that went with a switch are no error.
+        The same script reads both. It is no error if the rows are gone because another version is served.
         """
         try:
             return self._lookup(ids, Given(key, value))
@@ -117,7 +117,12 @@ class RedisReader(VersionReader):
         return queries
 
     def _read(self, rows: Array, given: Given | None) -> Array:
-        """Read the stored vectors [n, d] of rows int64 [n]; raise RowsGone, Switched."""
+        """Read the stored vectors [n, d] of ``rows``, int64 [n].
+
+        Raises:
+            RowsGone: the rows are no longer in Redis.
+            Switched: the key of ``given`` has another value.
+        """
         width = self.dim * self._dtype.itemsize
         positions = np.stack([rows // self._block_rows, rows % self._block_rows * width], axis=1).astype("<u4")
         key, expected = given or (self._rows.alive(), None)

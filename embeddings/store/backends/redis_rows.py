@@ -1,15 +1,15 @@
-"""Item rows in Redis: the vectors of some thousand items in one string, and all else of them in another.
+"""Item rows in Redis: the vectors of some thousand items in one string, and their other columns in another.
 
-    BASE            a version's rows, PREFIXNAME:rows.TOKEN; the token is drawn anew for every load
+    BASE            prefix of a version's rows, PREFIXNAME:rows.TOKEN, with a new random token for every load
     BASE:info       JSON: rows, dim, dtype, chunks, blocks, block_rows
-    BASE:chunk:K    everything of some thousand items but their vectors, as an Arrow stream, ids ascending
+    BASE:chunk:K    all columns but the vectors of some thousand items, as an Arrow stream, ids ascending
     BASE:block:K    the vectors of ``block_rows`` items, one after the other, in the order of the chunks
-    BASE:alive      there from the end of the load until the rows may go
+    BASE:alive      exists from the end of the load until the rows may be removed
 
-Rows are written once, ``alive`` last. It is removed first: who finds it has found all that was loaded.
+Rows are written once, and ``alive`` is written last and removed first. So a reader that finds ``alive`` finds all rows.
 
-Earlier releases wrote a key for each row. Such rows are rewritten as blocks by the first reader or writer of this
-release (:func:`repack`).
+Earlier releases wrote a key for each row. The first reader or writer of this release rewrites such rows as blocks
+(:func:`repack`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from embeddings.store.version import key_column, keys_of_column, matrix_of, read
 from embeddings.vectors.item_vectors import Array
 
 Client = Any
-"""redis.Redis; its answers are typed as bytes or str, and here they are bytes."""
+"""A redis.Redis client. Its type stubs say that answers are bytes or str; in this package they are bytes."""
 
 CHUNK_ROWS = 8192
 BLOCK_BYTES = (1 << 21) - 64
-"""Bytes of a block: of a string that is a little longer than 2 MiB Redis' allocator wastes a quarter."""
+"""Largest size of a block. For a string slightly longer than 2 MiB, Redis' allocator would waste a quarter."""
 PIPELINE_BLOCKS = 8
-"""Blocks in a pipeline."""
+"""Number of blocks that are sent to Redis in one pipeline."""
 KEYED_ROWS_SECONDS = 600
-"""Time for which rows with a key each outlive their rewriting, for readers of the release before."""
+"""Time for which the old keys, one per row, are kept after repacking, for readers of the previous release."""
 
 
 class RowKeys(NamedTuple):
@@ -87,9 +87,9 @@ def _write_blocks(client: Client, keys: RowKeys, vectors: Array, size: int) -> N
 
 
 def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
-    """Let the rows expire after ``grace_seconds``, in which open readers may still look them up.
+    """Let the rows expire after ``grace_seconds``, during which open readers may still look them up.
 
-    Rows that were never complete go at once. Redis removes them, whatever becomes of this process.
+    Incompletely loaded rows expire at once. Redis itself removes them, even if this process dies.
     """
     try:
         info = rows_info(client, keys)
@@ -107,7 +107,7 @@ def remove_rows(client: Client, keys: RowKeys, grace_seconds: float) -> None:
 
 
 def rows_info(client: Client, keys: RowKeys) -> dict[str, Any]:
-    """Read BASE:info; raise RowsGone."""
+    """Read BASE:info; raise RowsGone if there is none."""
     info = client.get(keys.info())
     if info is None:
         raise gone(keys)
@@ -116,7 +116,7 @@ def rows_info(client: Client, keys: RowKeys) -> dict[str, Any]:
 
 
 def gone(keys: RowKeys) -> RowsGone:
-    """Return the error of a reader whose rows are not there any more."""
+    """Return the error for a reader whose rows are no longer in Redis."""
     return RowsGone(
         f"{keys.base}: the item rows are gone: their version has expired and its time of grace is over, or Redis lost "
         "them; open the current version, or publish again"
@@ -124,14 +124,14 @@ def gone(keys: RowKeys) -> RowsGone:
 
 
 class Columns(NamedTuple):
-    """Ids [n], and a batch of everything about all items but their vectors: key, status, norm, count and so on."""
+    """Ids [n] of all items, and a batch of all their columns but the vectors: key, status, norm, count and so on."""
 
     keys: Array
     batch: pa.RecordBatch
 
 
 def read_columns(client: Client, keys: RowKeys, num_chunks: int, id_type: str) -> Columns:
-    """Read everything but the vectors of all items; raise RowsGone."""
+    """Read all columns of all items but the vectors; raise RowsGone."""
     if not num_chunks:
         return _no_columns(id_type)
     contents = [client.get(keys.chunk(number)) for number in range(num_chunks)]
@@ -143,7 +143,7 @@ def read_columns(client: Client, keys: RowKeys, num_chunks: int, id_type: str) -
 
 
 def _no_columns(id_type: str) -> Columns:
-    """Return the columns of a version all of whose items were erased: it has no chunk that says what they are."""
+    """Return empty columns, for a version without chunks because all its items were erased."""
     keys = np.empty(0, dtype=np.int64 if id_type == "int64" else "S1")
     columns = {
         "key": key_column(keys),
@@ -172,13 +172,14 @@ def _batch(content: bytes) -> pa.RecordBatch:
 
 
 def repack(client: Client, keys: RowKeys) -> dict[str, Any]:
-    """Rewrite rows that have a key each as blocks, if they are so; return BASE:info. Any number of processes may.
+    """Rewrite rows of an earlier release, which have a key each, as blocks; return BASE:info.
 
-    Such rows are vector bytes and one byte of status at ``row_keys`` + ID, or at BASE:id:ID. They may rest on a
-    ``base``, of which a version holds the differences alone, and in BASE:gone the ids that it lacks.
+    Such a row is vector bytes and one byte of status, at key ``row_keys`` + ID or BASE:id:ID. A version may also store
+    only its differences from the rows of a ``base``, with the removed ids in BASE:gone. Several processes may call this
+    at once.
 
     Raises:
-        RowsGone: the rows are gone.
+        RowsGone: the rows are no longer in Redis.
     """
     info = rows_info(client, keys)
     if info["blocks"] or not info["chunks"]:
@@ -218,7 +219,7 @@ def repack(client: Client, keys: RowKeys) -> dict[str, Any]:
 
 
 def _vectors_of_base(client: Client, keys: RowKeys) -> dict[bytes, bytes]:
-    """Return the stored vector of each id of rows that others rest on."""
+    """Return the stored vectors, by id, of rows from which another version stores only differences."""
     info = repack(client, keys)
     ids = _stored_ids(read_columns(client, keys, info["chunks"], "").keys)
     raw = b"".join(client.mget([keys.block(number) for number in range(info["blocks"])]))
@@ -227,6 +228,6 @@ def _vectors_of_base(client: Client, keys: RowKeys) -> dict[bytes, bytes]:
 
 
 def _stored_ids(keys: Array) -> list[bytes]:
-    """Return ids as they stand in Redis' keys: integers in decimals."""
+    """Return ids as bytes, the way Redis' keys contain them: integers as decimal digits."""
     ids: list[bytes] = (keys.astype("S20") if keys.dtype.kind == "i" else keys).tolist()
     return ids

@@ -17,7 +17,7 @@ from embeddings.vectors.item_vectors import Array
 INDEX_FILE = "INDEX"
 
 Files = dict[str, dict[str, Any]]
-"""{"sha256", "bytes", "object"} of each file, by its path in the collection."""
+"""Entries {"sha256", "bytes", "object"} of files, by the file's path in the collection; "object" is its name."""
 
 
 class Remote(Protocol):
@@ -31,7 +31,7 @@ class Remote(Protocol):
         ...
 
     def commit(self, index: bytes, before: bytes | None, lease: Lease) -> None:
-        """Replace the index ``before`` (None: no index yet) atomically.
+        """Replace the index atomically by ``index``, if it still is ``before`` (None: no index yet).
 
         Raises:
             StoreBusy: this writer has lost the lock, or another writer has replaced the index.
@@ -49,7 +49,7 @@ class Remote(Protocol):
     def sweep(self, named: set[str], lease: Lease) -> None:
         """Remove all objects but those that the index names.
 
-        The lease is checked before each removal, so that objects which another writer has put since the listing stay.
+        The lease is checked before each removal, so that objects of a later writer are not removed.
 
         Raises:
             StoreBusy: the lease has ended; objects may be left.
@@ -67,13 +67,13 @@ class Remote(Protocol):
     def lookup(self, reader: VersionReader, ids: Any, index: bytes) -> tuple[Array, Array] | None:
         """Return ``reader.lookup(ids)`` of item rows that stay on the remote side, if the index still is ``index``.
 
-        Both are read in the same round trip. None if the index has changed.
+        One round trip reads both. Return None if the index has changed.
         """
         ...
 
 
 def encode_index(collection: str, files: Files) -> bytes:
-    """Return a new, unique index."""
+    """Return the bytes of a new index of ``files``; they differ from all others, even for equal files."""
     return encode_document({"collection": collection, "at": time.time(), "nonce": uuid.uuid4().hex, "files": files})
 
 
@@ -81,8 +81,8 @@ def files_of(index: bytes, where: Path) -> Files:
     """Return the files that an index names.
 
     Raises:
-        CorruptStore: a damaged index, or a path that leaves the mirror: someone who can write to the store must not be
-            able to write to other places on the machines that read it.
+        CorruptStore: a damaged index, or a path outside the mirror, which could overwrite other files of the readers'
+            machines.
     """
     files: Files = decode_document(index, where)["files"]
     for path in files:
@@ -92,7 +92,7 @@ def files_of(index: bytes, where: Path) -> Files:
 
 
 def content_name(path: str, sha256: str) -> str:
-    """Return the name of the object of a file.
+    """Return the name of the object that stores a file.
 
     It contains the file's name and hash, so that an object never has to change.
     """

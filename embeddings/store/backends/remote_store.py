@@ -1,4 +1,4 @@
-"""A store that is not a local folder, through mirrors of its collections."""
+"""A remote store, used through local mirrors of its collections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embeddings.store.files import StoreUnavailable
 
 
 class RemoteStore(Store):
-    """A store that is not a local folder, through mirrors of its collections under ``cache``."""
+    """A remote store, used through local mirrors of its collections in the folder ``cache``."""
 
     is_remote = True
 

@@ -1,13 +1,13 @@
 """The feature store in object storage: S3, and servers that speak its protocol.
 
-    s3://BUCKET/PREFIX/collections/NAME/INDEX                                 which object each file is
+    s3://BUCKET/PREFIX/collections/NAME/INDEX                                 map of files to objects
                                         versions/v000001/items-SHA256.arrow   the files of the embedded store, their
                                         states/v000001-SHA256.json            names with the sha256 of the content
-                                        LOCK                                  who writes, or that nobody does
+                                        LOCK                                  token of the writer, or empty
 
-The index is replaced only if it is the one that the writer began with, and the lock only if it is the one that was
-looked at (conditional puts, ``If-Match``): a writer that was stopped for whatever time replaces nothing. The lock of a
-dead writer is one that did not change for a lease. See docs/adr/0019-remote-stores.md.
+The index and the lock are replaced only if they are unchanged since they were read (conditional puts, ``If-Match``). So
+a writer that was suspended for too long replaces nothing. A lock that has not changed for the time of a lease belongs
+to a dead writer. See docs/adr/0019-remote-stores.md.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ OPTIONS = ("endpoint_override", "scheme", "region", "anonymous")
 _REQUEST_SECONDS = 30.0
 _RETRIES = 2
 _KNOWN_INDEXES = 8
-"""Versions of the index that a commit can name, of the newest that were read."""
+"""Number of recently read states of the index that a commit may replace."""
 
 
 def open_objects(text: str) -> RemoteStore:
     """Open the store at ``s3://BUCKET/PREFIX``.
 
-    Options: ``endpoint_override``, ``scheme``, ``region``, ``anonymous``, and the options of every remote store.
-    Credentials come from where :mod:`embeddings.object_storage` looks for them, never from the URL.
+    Options in its query: ``endpoint_override``, ``scheme``, ``region``, ``anonymous``, and the options of every remote
+    store. Credentials are found as :mod:`embeddings.object_storage` says, never in the URL.
 
     Raises:
         ValueError: a URL without a bucket, or an option that does not exist.
@@ -84,7 +84,7 @@ def _options(url: StoreUrl) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reaching(where: str) -> Iterator[None]:
-    """Turn errors of a storage that is away, or that refuses, into StoreUnavailable."""
+    """Turn a StorageError inside this context into StoreUnavailable; ``where`` begins the message."""
     try:
         yield
     except StorageError as error:
@@ -204,5 +204,5 @@ class Objects:
 
     @staticmethod
     def _mark(token: str) -> bytes:
-        """Return a content that no other mark has."""
+        """Return a content for the lock object that names ``token`` and is different at every call."""
         return f"{token} {uuid.uuid4().hex}".encode()

@@ -1,4 +1,4 @@
-"""One collection, cut by what changes for different reasons; :class:`collection.Collection` is its face.
+"""One collection: :class:`collection.Collection` is its interface, the other modules are its parts.
 
-From below: ``directory``, ``reader``, ``settings``, ``views``, ``retention``, ``erasure``, ``writer``, ``switch``.
+They are ``directory``, ``reader``, ``settings``, ``views``, ``switch``, ``erasure`` and ``writer``.
 """

@@ -36,7 +36,10 @@ class Collection(CollectionWriter, CollectionViews):
         return self._files.exists()
 
     def current(self) -> str | None:
-        """Return the version that is served, None before the first one; another process's switch is seen at once."""
+        """Return the name of the served version, None before the first; a switch by another process shows at once.
+
+        For a remote store it may show ``follow_seconds`` later.
+        """
         return self._files.pointer.read().version
 
     def history(self) -> list[dict[str, Any]]:
@@ -47,19 +50,19 @@ class Collection(CollectionWriter, CollectionViews):
         return copy.deepcopy(self._files.pointer.read().history)
 
     def versions(self) -> list[dict[str, Any]]:
-        """Return manifests of all versions, oldest first, with their states."""
+        """Return the manifests of all versions, oldest first, with their states as in :meth:`manifest`."""
         return [record.to_json() for record in self.records()]
 
     def records(self) -> list[VersionRecord]:
-        """Return the same as :meth:`versions`, as objects and without copies: there may be very many."""
+        """Return the same as :meth:`versions`, but as objects and without copies, since there may be very many."""
         return self._reader.records()
 
     def manifest(self, version: str = "current") -> dict[str, Any]:
         """Return the manifest of a version or of the current one.
 
-        It has, beside what was written with the version, ``state`` and, if held, ``reasons``; ``override``: {reason,
-        key, at} where somebody had it served although the gate held it, else None; ``damaged``: what this process found
-        wrong with the version's files, else None.
+        Besides the entries written with the version it has ``state`` and, if held, ``reasons``. ``override`` is
+        {reason, key, at} if somebody promoted the version although the gate held it, else None. ``damaged`` describes
+        damage that this process found in the version's files, else None.
 
         Raises:
             UnknownVersion: there is no such version.
@@ -69,46 +72,46 @@ class Collection(CollectionWriter, CollectionViews):
         return self._reader.record(version).to_json()
 
     def id_type(self) -> str:
-        """Return int64 or string; raise UnknownCollection."""
+        """Return the type of the collection's ids, ``int64`` or ``string``; raise UnknownCollection."""
         return self._reader.id_type()
 
     def open(self, version: str = "current") -> VersionReader:
-        """Return a reader of a version, or of the one current now.
+        """Return a reader of a version, or of the current version.
 
-        Files are checked against the manifest's sha256 once per process. A damaged current version is not served: the
-        one served before it is, an alert is raised (see ``damaged``), and ``reader.version`` says which it is.
+        Files are checked against the manifest's sha256 once per process. If the current version is damaged, the reader
+        is of the version served before it: ``reader.version`` names it, and ``damaged`` reports the damage.
 
         Raises:
             UnknownVersion: there is no such version.
             UnknownCollection: the collection has no version.
-            CorruptStore: a version asked for by name is damaged, or no other is whole.
+            CorruptStore: a version given by name is damaged; or the current one and all served before it are.
         """
         return self._reader.open(version)
 
     def lookup(self, ids: Any, version: str = "current") -> Lookup:
         """Look up ``ids`` in one version, as ``open(version).lookup(ids)`` does.
 
-        Where the rows are in a remote store this takes one round trip instead of two. Raises what those raise.
+        If the rows are in a remote store this takes one round trip instead of two. It raises the errors of both.
 
         Returns:
-            (version, status uint8 [n], vectors float32 [n, d]) of ``ids``, in the order asked for.
+            (version, status uint8 [n], vectors float32 [n, d]) of ``ids``, in the order given.
         """
         return self._reader.lookup(ids, version)
 
     def open_anew(self) -> None:
-        """Forget what this process has open: the next reader is of what the store has then."""
+        """Drop this process's open readers and manifests, so that the next reader reads the store again."""
         self._reader.forget()
 
     def snapshot_read(self) -> contextlib.AbstractContextManager[None]:
-        """Read one state of the collection inside this context, in this thread.
+        """Return a context inside which this thread reads one state of the collection.
 
-        Where the collection is remote, its index is looked at once: reads that belong together do not ask again and
-        again, and see no switch in between.
+        For a remote collection the index is read at most once inside the context. So reads that belong together see no
+        switch in between, and cost no further round trips.
         """
         return self._files.snapshot_read()
 
     def available_offline(self) -> bool:
-        """Return True if vectors can be fetched with what is on this machine."""
+        """Return True if vectors can be fetched from files on this machine, without a server."""
         if not self._files.rows_are_remote:
             with contextlib.suppress(StoreError, OSError):
                 self.open()
@@ -116,16 +119,16 @@ class Collection(CollectionWriter, CollectionViews):
         return False
 
     def damaged(self) -> dict[str, str]:
-        """Return the versions that this process found damaged, and what is wrong with each.
+        """Return the versions that this process found damaged, with a description of the damage, by version.
 
-        A version that was restored and opened since is not among them.
+        A version that was restored and opened again since then is left out.
         """
         return self._reader.damaged()
 
     def rotation(self, version: str = "current") -> Array:
-        """Return R [d, d] float64 that turned the vectors of the model behind a version into the version's coordinates.
+        """Return the rotation R [d, d], float64, from the coordinates of a version's model to those of the version.
 
-        The identity where nothing was turned.
+        It is the identity if the model's vectors were not rotated.
 
         Raises:
             UnknownVersion: there is no such version, it has expired, or its R was not kept.

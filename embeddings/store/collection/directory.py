@@ -1,7 +1,7 @@
-"""The files of one collection on this machine: which versions there are, what is said of each, who may write.
+"""The files of one collection on this machine: its versions, their manifests and states, and the writer lock.
 
-A collection in a remote store has such a directory too, its mirror (embeddings.store.backends.mirror): what differs
-there is overridden.
+A collection in a remote store has such a directory too, its mirror, which overrides some methods
+(embeddings.store.backends.mirror).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class CollectionDirectory:
     """Versions, their manifests and states, the pointer, and the lock of the one writer.
 
     Attributes:
-        pointer: says which version is served.
-        rows_are_remote: whether item rows are read in a remote store. Versions may share rows there, so that what one
-            lost may still be in what others rest on.
-        unswept: why the last writer of this process left objects in a remote store that nothing names; None if it left
-            none.
+        pointer: the file that names the served version.
+        rows_are_remote: True if item rows are read from a remote store. Versions may share rows there, so rows that one
+            version lost may still be stored for another.
+        unswept: reason why this process's last writer could not remove unneeded objects from the remote store; None if
+            it removed all.
     """
 
     rows_are_remote = False
@@ -54,24 +54,24 @@ class CollectionDirectory:
     # --- what is different in a mirror -----------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Bring the directory up to date with the remote store, where there is one."""
+        """Bring the directory up to date with the remote store, if there is one."""
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
-        """Return the writer lock; entering it raises StoreBusy, UnknownCollection."""
+        """Return the writer lock, as a context; raise UnknownCollection. Entering it may raise StoreBusy."""
         if not self.path.is_dir():
             raise UnknownCollection(f"there is no collection '{self.name}'")
         return writer_lock(self.path / LOCK_FILE)
 
     def snapshot_read(self) -> contextlib.AbstractContextManager[None]:
-        """Read one state of the collection inside this context, in this thread."""
+        """Return a context inside which this thread reads one state of the collection."""
         return contextlib.nullcontext()
 
     def look_again(self) -> bool:
-        """Return True if what was read may be outdated, and is now read anew within a ``snapshot_read``."""
+        """Return True if an earlier read may be outdated; the next one then reads again, even in ``snapshot_read``."""
         return False
 
     def data_file(self, version: str, file: FileEntry) -> Path:
-        """Return the path of a file of a version, which is here and whole; raise CorruptStore."""
+        """Check a version's file, fetching it if needed, and return its local path; raise CorruptStore."""
         return verify_file(self.versions / version, file)
 
     def make_reader(self, version: str, manifest: VersionManifest) -> VersionReader:
@@ -86,7 +86,7 @@ class CollectionDirectory:
     # --- versions --------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Create the folders."""
+        """Create the collection's folders."""
         for directory in (self.versions, self.states, self.views):
             make_directory(directory)
 
@@ -104,20 +104,20 @@ class CollectionDirectory:
         return sorted((name for name in names if VERSION_PATTERN.fullmatch(name)), key=number_of)
 
     def next_version(self) -> str:
-        """Return the name of the next version; under the writer lock."""
+        """Return the name of the next version; the caller holds the writer lock."""
         # One that is marked or was served, but is gone (a torn backup), must not lend its state to a new one.
         marked = [path.stem for path in self.states.glob("v*.json") if VERSION_PATTERN.fullmatch(path.stem)]
         names = [*self.version_names(), *self.pointer.read().versions, *marked]
         return f"v{max(map(number_of, names), default=0) + 1:06d}"
 
     def read_manifest(self, version: str) -> VersionManifest | None:
-        """Return the manifest that is on disk now, None where there is none; raise CorruptStore."""
+        """Read the manifest from disk; return None if there is none, and raise CorruptStore if it is damaged."""
         path = self.versions / version / MANIFEST_FILE
         document = read_document(path)
         return None if document is None else VersionManifest.from_json(document, path)
 
     def manifest_mark(self, version: str) -> tuple[int, ...] | None:
-        """Return the identity of a version's manifest file: another file in its place has another; None without one."""
+        """Return the identity of a version's manifest file, which changes with every new file; None without one."""
         try:
             status = os.stat(self.versions / version / MANIFEST_FILE)
         except FileNotFoundError:
@@ -125,11 +125,11 @@ class CollectionDirectory:
         return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
     def read_state(self, version: str) -> dict[str, Any]:
-        """Return the document of a version that was held or has expired, {} for others."""
+        """Return the state document of a version that was held or has expired; {} for other versions."""
         return read_document(self.states / f"{version}.json") or {}
 
     def save_state(self, version: str, document: dict[str, Any]) -> None:
-        """Replace the document that :meth:`read_state` returns; under the writer lock."""
+        """Replace the document that :meth:`read_state` returns; the caller holds the writer lock."""
         make_directory(self.states)  # a mirror has it only where there was a state to fetch
         replace_document(self.states / f"{version}.json", document)
 
@@ -138,7 +138,7 @@ class CollectionDirectory:
         return self.read_state(version).get("state") == "expired"
 
     def remove_expired(self) -> None:
-        """Remove the files of expired versions but for their manifests; under the writer lock."""
+        """Remove the files of expired versions except their manifests; the caller holds the writer lock."""
         for version in self.version_names():
             if self.is_expired(version):
                 for path in (self.versions / version).iterdir():
@@ -146,12 +146,12 @@ class CollectionDirectory:
                         path.unlink(missing_ok=True)
 
     def clean(self) -> None:
-        """Remove what killed writers left; under the writer lock."""
+        """Remove files of killed writers and of expired versions; the caller holds the writer lock."""
         for directory in (self.path, self.versions, self.states, *self.path.glob("settings/*")):
             sweep(directory)
         self.remove_expired()
 
 
 def number_of(version: str) -> int:
-    """Return the number of a version by its name."""
+    """Return the number in a version's name: 1 for ``v000001``."""
     return int(version[1:])

@@ -1,19 +1,20 @@
-"""Erasure: ids leave the current and all kept versions of a collection, and do not come back by themselves.
+"""Erasure: ids are removed from the current and all kept versions of a collection, and kept out of later ones.
 
-    COLLECTION/erased.json    hashes of the erased ids, what is under way, and when what was erased and why
-               ERASING        the lock of the process that erases, one on each machine
+    COLLECTION/erased.json    hashes of the erased ids, pending erasures, and a log of finished ones with reasons
+               ERASING        the lock of the erasing process, one on each machine
 
-First the hashes are recorded, and from then on no version with such an id can be written. Then each version that has
-one gets a new file of item rows without them, made beside the old one, and a manifest that names it: replacing the
-manifest is the switch of that version. The old file is removed; readers that have it mapped finish with it. Last
-CURRENT says that there was an erasure, whereupon every process drops what it has mapped and remembered. A process that
-is killed on the way has recorded what it was about: the next writer, ``Collection.clean`` and the start of the service
-finish it, from the hashes alone. Where the store is remote, several machines may be at it at once: each takes from what
-is under way only what it knew of when it began, and goes on until nothing is.
+First the hashes are recorded; from then on no version with such an id can be written. Then each version that has such
+ids gets a new file of item rows without them, and a new manifest that names the file. Replacing the manifest is atomic.
+The old file is removed; readers that have mapped it can finish. Last, CURRENT counts the erasure, and every process
+that sees this drops its mapped files and remembered manifests.
 
-Probes lose the ids and their labels. Rows of materialized views are removed with the items; such a view is computed
-when it is fetched from then on. Checkpoints of runs, training data and what consumers have fetched are not the store's:
-they are the caller's to erase.
+If a process is killed on the way, the next writer, ``Collection.clean`` or the start of the service finishes the
+erasure from the recorded hashes. With a remote store several machines may erase at once: each concludes only erasures
+that were pending when it began, and repeats until none is pending.
+
+Probes lose the ids and their labels. Rows of materialized views are removed with the items; afterwards such a view is
+computed when it is fetched. Checkpoints, training data and copies that consumers have fetched are outside the store:
+the caller must erase them.
 """
 
 from __future__ import annotations
@@ -60,31 +61,31 @@ _WITHOUT_ROWS = ("frequencies-", "rotation")
 
 
 class CollectionErasure(VersionSwitch, CollectionSettings):
-    """Erases ids from a collection, and knows which were; a part of :class:`Collection`."""
+    """Erases ids from a collection, and recognizes erased ids; a base class of :class:`Collection`."""
 
     _reader: CollectionReader
 
     # --- what was erased -------------------------------------------------------------------------------------------
 
     def erased(self) -> ErasedIds:
-        """Return the ids that are kept out."""
+        """Return the set of erased ids, which no version may contain."""
         document = self._erased_document()
         return ErasedIds() if document is None else ErasedIds.of(document)
 
     def erasures(self) -> list[dict[str, Any]]:
         """Return the log of erased and readmitted ids, oldest first; ids are known by hash alone.
 
-        Each is {at, kind: erase|readmit, reason, key, ids, rows, versions}; the last may be under way: it has no
-        ``rows`` yet.
+        Each entry is {at, kind: erase|readmit, reason, key, ids, rows, versions}. Entries of unfinished erasures come
+        last and have no ``rows`` yet.
         """
         document = self._erased_document() or {"log": [], "pending": []}
         notes = [*document["log"], *document["pending"]]
         return [{name: value for name, value in note.items() if name != "token"} for note in notes]
 
     def num_erasures(self) -> int:
-        """Return the number of erasures so far, by whatever process.
+        """Return the number of erasures so far, by any process.
 
-        Copies of earlier rows that are kept outside the store are outdated once it differs.
+        When it changes, copies of rows that were made outside the store may contain erased ids.
         """
         return self._files.pointer.read().erasures
 
@@ -98,9 +99,9 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
             )
 
     def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
-        """Put a document of finite JSON values there in one durable step; None removes it.
+        """Save a settings document of finite JSON values in one durable step; None removes the document.
 
-        Ids in it that were erased are taken out, where the kind of settings names items.
+        If settings of this ``kind`` list items, erased ids are removed from the lists.
 
         Raises:
             ValueError: a name that is not ``[a-z0-9][a-z0-9_-]{0,62}``.
@@ -116,21 +117,21 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
     def erase(self, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
         """Erase the rows of ``ids`` from every kept version, and keep them out until they are readmitted.
 
-        What is interrupted is finished by the next writer.
+        If this is interrupted, the next writer finishes it.
 
         Args:
-            ids: of the collection's type; ids that no version has are kept out all the same.
-            reason: kept with the erasure.
-            key: the id of the API key that asked for it.
+            ids: ids of the collection's type; ids that no version has are kept out, too.
+            reason: reason that the log keeps.
+            key: the id of the API key of the request.
 
         Returns:
-            {"versions": the versions that were rewritten, "rows": how many rows they lost}.
+            {"versions": names of the rewritten versions, "rows": number of rows that they lost}.
 
         Raises:
             UnknownCollection: the collection has no version.
             ItemIdError: ids of another type.
-            ValueError: there is no reason.
-            StoreBusy: another process kept the lock for too long.
+            ValueError: the reason is empty.
+            StoreBusy: another process held the lock for too long.
             StoreFull: the disk, quota or file size limit ended a write.
             CorruptStore: the current version cannot be read.
         """
@@ -149,7 +150,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
     def readmit(self, ids: Any, reason: str, *, key: str | None = None) -> int:
         """Let erased ids be published again, and return how many of them were erased.
 
-        What was erased stays so: the next run that finds them brings them back. Raises as ``erase`` does.
+        Their rows stay erased; the ids return with the next run that has them. Raises as ``erase`` does.
         """
         keys = self._checked(ids, reason)
         with disk_errors(self._files.path), self._erasing():
@@ -166,7 +167,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
         return number
 
     def finish_erasure(self) -> None:
-        """Finish an erasure that was interrupted; do nothing where there is none, or another process is at it."""
+        """Finish interrupted erasures; do nothing if there are none, or if another process is finishing them."""
         document = self._erased_document()
         if document is None or not document["pending"]:
             return
@@ -174,15 +175,15 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
             self._finish()
 
     def _finish(self, own: str | None = None) -> None:
-        """Rewrite what has to be until no erasure is under way; under this machine's lock of the process that erases.
+        """Carry out pending erasures until none is left; the caller holds this machine's lock of the erasing process.
 
-        ``own`` is the token of the caller's note.
+        ``own`` is the token of the caller's own entry in the list of pending erasures.
         """
         while (document := self._erased_document()) is not None and document["pending"]:
             self._carry_out(document, own)
 
     def _carry_out(self, document: dict[str, Any], own: str | None) -> None:
-        """Rewrite what has to be for all that is pending in ``document``, and say so in the log."""
+        """Rewrite versions and settings for all erasures pending in ``document``, and move these to the log."""
         taken, known = document["pending"], ErasedIds.of(document)
         self._remove_items(known)
         lost: dict[str, int] = {}
@@ -205,9 +206,10 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
         return [record.manifest.version for record in self._reader.records() if record.state != "expired"]
 
     def _committed_since(self, taken: list[dict[str, Any]], seen: Container[str]) -> tuple[list[str], ErasedIds]:
-        """Return the versions that must be rewritten too, although none of the ids is in them, and what is erased now.
+        """Return further versions to rewrite, those not in ``seen``, and the set of ids that are erased now.
 
-        Rows in a remote store may rest on those that an earlier version had before it was rewritten, which then stay.
+        There are none in a local store. In a remote one, a version's rows may depend on rows that an earlier version
+        had before it was rewritten, and so keep these alive.
         """
         with self._files.writing():
             document = self._erased_document()
@@ -217,9 +219,10 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
             return [version for version in versions if version not in seen], ErasedIds.of(document)
 
     def _conclude(self, taken: list[dict[str, Any]], own: str | None, rewritten: dict[str, int]) -> None:
-        """Move the notes ``taken`` to the log, unless another machine has; under the writer lock.
+        """Move the pending entries ``taken`` to the log, unless another machine did; the caller holds the writer lock.
 
-        What was rewritten is said of the caller's own note, where that is among them, else of the latest.
+        The versions and rows rewritten are recorded in the caller's own entry (``own``) if it was taken, else in the
+        latest.
         """
         document = self._erased_document()
         assert document is not None
@@ -235,16 +238,16 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
         self._write_erased({**document, "log": log, "pending": pending}, ErasedIds.of(document))
 
     def _outcome(self, token: str) -> dict[str, Any]:
-        """Return the logged outcome of an erasure, whichever machine finished it."""
+        """Return {versions, rows} from the log entry of an erasure, whichever machine finished it."""
         document = self._erased_document()
         notes = [] if document is None else document["log"]
         note = next((note for note in reversed(notes) if note.get("token") == token), {"versions": [], "rows": 0})
         return {"versions": note["versions"], "rows": note["rows"]}
 
     def _rewrite(self, version: str, known: ErasedIds) -> int:
-        """Give a version new item rows without the erased ids, and return how many rows that takes away.
+        """Give a version a new file of item rows without the erased ids, and return the number of rows removed.
 
-        The rows are read and written without the writer lock, a part at a time.
+        Rows are read and written in parts, without the writer lock.
         """
         directory = self._files.versions / version
         while True:
@@ -348,7 +351,7 @@ def _manifest_after(before: VersionManifest, file: FileEntry, remaining: ItemVec
 def _remove_unnamed(directory: Path, manifest: VersionManifest) -> None:
     """Remove files of a version that its manifest does not name.
 
-    These are what it had before an erasure, and manifests that were not finished.
+    These are files from before an erasure, and unfinished manifests.
     """
     for path in _unnamed(directory, manifest):
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Reading a collection: what is known of its versions, and readers of their rows, which are kept open."""
+"""Reading a collection: a cache of its versions' manifests, and open readers of their rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CollectionReader:
     # --- what is known of a version --------------------------------------------------------------------------------
 
     def resolve(self, version: str) -> str:
-        """Return the name of a version, or of the one current now; raise UnknownVersion, UnknownCollection."""
+        """Return ``version`` if it exists, for ``current`` the current one; raise UnknownVersion, UnknownCollection."""
         name = self._files.name
         served = self._files.pointer.read()
         self._forget_replaced(served)
@@ -79,13 +79,13 @@ class CollectionReader:
         return manifest
 
     def manifest_now(self, version: str) -> VersionManifest:
-        """Return the manifest as it is on disk now."""
+        """Return a version's manifest, read from disk again."""
         with self._lock:
             self._manifests.pop(version, None)
         return self.manifest(version)
 
     def record(self, version: str = "current") -> VersionRecord:
-        """Return a version's manifest and what became of it (see Collection.manifest for what it raises)."""
+        """Return a version's manifest and current state; raise as ``Collection.manifest`` does."""
         version = self.resolve(version)
         manifest = self.manifest(version)
         served = self._files.pointer.read()
@@ -109,7 +109,7 @@ class CollectionReader:
         )
 
     def records(self) -> list[VersionRecord]:
-        """Return records of all versions, oldest first; one that has expired and is damaged is left out."""
+        """Return the records of all versions, oldest first, without expired versions whose manifest is damaged."""
         return [record for version in self._files.version_names() if (record := self._listed(version)) is not None]
 
     def _listed(self, version: str) -> VersionRecord | None:
@@ -122,11 +122,11 @@ class CollectionReader:
             return None
 
     def anchor_generation(self, version: str) -> int:
-        """Return the anchor generation of a version, without what became of it."""
+        """Return the anchor generation of a version, from its manifest alone."""
         return self.manifest(self.resolve(version)).anchor_generation
 
     def id_type(self) -> str:
-        """Return int64 or string: what is served has such ids, or the newest version where nothing is.
+        """Return the id type, ``int64`` or ``string``, of the served version, or else of the newest version.
 
         Raises:
             UnknownCollection: there is no version.
@@ -188,8 +188,8 @@ class CollectionReader:
     def refuse_expired(self, name: str) -> None:
         """Raise UnknownVersion for an expired version, whichever process expired it.
 
-        What this process has open of it is given out no more. The current version never expires: fetches of it need not
-        ask.
+        This process's open reader of it is dropped. The current version never expires, so fetches of it need no such
+        check.
         """
         if self._files.is_expired(name):
             self.forget(name)
@@ -198,12 +198,12 @@ class CollectionReader:
             ) from None
 
     def damaged(self) -> dict[str, str]:
-        """Return the versions that this process found damaged, and what is wrong with each."""
+        """Return descriptions of the damage that this process found, by version (see Collection.damaged)."""
         with self._lock:
             return dict(self._damaged)
 
     def forget(self, *versions: str) -> None:
-        """Drop what this process remembers of versions, of all where none is named; open readers stay readable."""
+        """Drop manifests and readers of the given versions from the cache, or of all; open readers stay readable."""
         with self._lock:
             for version in versions or {*self._manifests, *self._readers}:
                 for known in (self._manifests, self._marks, self._readers):
@@ -211,9 +211,9 @@ class CollectionReader:
         self._views.forget_rows()
 
     def _forget_replaced(self, served: Served) -> None:
-        """Forget versions that are others under the same name, or gone, once CURRENT is another file.
+        """Forget all versions after an erasure, and versions that were replaced or are gone when CURRENT has changed.
 
-        A store that was restored from a backup gives names again that this process has seen before.
+        A store restored from a backup may give a name that this process has seen to another version.
         """
         if served.erasures != self._erasures:
             self.forget()
@@ -280,13 +280,13 @@ class CollectionReader:
         return reader
 
     def _is_replaced(self, version: str, manifest: VersionManifest) -> bool:
-        """Return True if a version has another manifest by now than the one that was read."""
+        """Return True if a version's manifest on disk now differs from ``manifest``."""
         with contextlib.suppress(CorruptStore):
             return self.manifest_now(version) != manifest
         return False
 
     def _instead_of(self, name: str, error: CorruptStore) -> VersionReader:
-        """Return a reader of the latest whole version that was served before the damaged one."""
+        """Return a reader of the undamaged version served last before the damaged one; raise ``error`` without one."""
         for previous in reversed(self._files.pointer.read().versions):
             if previous != name:
                 with contextlib.suppress(CorruptStore, UnknownVersion):

@@ -13,10 +13,10 @@ from embeddings.store.tombstones import ErasedIds
 from embeddings.vectors.item_vectors import keys_of
 
 LISTS_BY_ITEM = {"canary": ("ids", "codes", "held_out")}
-"""Settings that name items, by kind: their lists with an entry for each item, ids first.
+"""Names of lists with one entry per item in settings that list items, by kind of settings; the ids come first.
 
-It stands here and is not registered by the packages that save such settings: each process that erases would have to
-import all of them, and one that is forgotten would leave erased ids behind.
+This module lists the kinds, although other packages save them, because every process that erases must know all kinds.
+With registration by import, a package that was not imported would keep erased ids.
 """
 
 
@@ -34,7 +34,7 @@ class CollectionSettings:
         return {name: document for name, document in documents.items() if document is not None}
 
     def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
-        """Put a document there; None removes it."""
+        """Save the document of a kind and name; None removes it."""
         if not NAME_PATTERN.fullmatch(name):
             raise ValueError(f"{kind} name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
         directory = self._files.path / "settings" / kind
@@ -48,7 +48,7 @@ class CollectionSettings:
                 replace_document(path, dict(document))
 
     def _remove_items(self, erased: ErasedIds) -> None:
-        """Take erased ids out of the settings that name items."""
+        """Remove erased ids from the settings that list items."""
         for kind, lists in LISTS_BY_ITEM.items():
             for name, document in self.settings(kind).items():
                 ids = document.get(lists[0])

@@ -40,7 +40,7 @@ class VersionSwitch:
     _reader: CollectionReader
 
     def publish(self, version: str, expected_parent: str | None) -> None:
-        """Make ``version`` the current one if ``expected_parent`` (None: no version) is current now.
+        """Make ``version`` the current version, provided that ``expected_parent`` (None: no version) is current.
 
         The switch is atomic and durable. If the version is current already, nothing changes.
 
@@ -52,7 +52,7 @@ class VersionSwitch:
         self._switch(Switch(version, "publish", "published"), expected=expected_parent, compare=True)
 
     def hold(self, version: str, reasons: Sequence[str]) -> None:
-        """Mark a candidate as held, with the reasons; what is served does not change.
+        """Mark a candidate as held, with the reasons; the served version does not change.
 
         Raises:
             StoreError: the version is neither a candidate nor held.
@@ -73,20 +73,20 @@ class VersionSwitch:
         *,
         key: str | None = None,
     ) -> None:
-        """Make any kept version the current one: an older one is the rollback, a held one needs ``override_gate``.
+        """Make any kept version the current version; with an older version this is a rollback.
 
         Args:
-            version: the version's own name.
-            reason: kept in the history.
-            override_gate: serve it although the gate held it.
+            version: the version's own name, not ``current``.
+            reason: reason that the history keeps.
+            override_gate: True to serve a version that the gate held.
             if_current: refuse with StaleParent unless this version is current now. A repetition of the latest switch
                 (same version, ``if_current``, reason and key) is not refused: its first response may have been lost.
             key: the id of the API key of the request, kept with the reason.
 
         Raises:
-            GateHeld: the gate did not pass the version.
+            GateHeld: the gate did not pass the version, and ``override_gate`` is False.
             StaleParent: ``if_current`` is not current.
-            ValueError: there is no reason.
+            ValueError: the reason is empty.
             UnknownVersion: there is no such version.
         """
         if not reason.strip():
@@ -109,10 +109,10 @@ class VersionSwitch:
         )
 
     def retain(self, keep_last: int) -> list[str]:
-        """Expire old versions and return what was expired.
+        """Expire old versions and return their names.
 
-        The last ``keep_last`` served versions and the current one are kept, with all newer than the oldest of them, and
-        the anchor versions of all these. Manifests stay; open readers stay readable.
+        The current version and the last ``keep_last`` served versions are kept. So are all versions newer than the
+        oldest of these, and their anchor versions. Manifests stay; open readers stay readable.
 
         Raises:
             ValueError: ``keep_last`` is less than 1.
@@ -152,9 +152,9 @@ class VersionSwitch:
             self._files.remove_expired()
 
     def _check_named(self, version: str) -> None:
-        """Raise UnknownVersion unless a change gives the version's own name.
+        """Raise UnknownVersion if ``version`` is ``current``.
 
-        ``current`` might name another version by the time of the change.
+        By the time of the change ``current`` might mean another version.
         """
         if version == "current":
             raise UnknownVersion(
@@ -192,7 +192,7 @@ class VersionSwitch:
 
 
 def _is_done(served: Served, switch: Switch, expected: str | None) -> bool:
-    """Return True if the latest switch was this one, from ``expected``, for this reason and by this key."""
+    """Return True if the latest switch was from ``expected`` and has the version, reason and key of ``switch``."""
     if len(served.history) < 2:
         return False
     before, latest = served.history[-2:]

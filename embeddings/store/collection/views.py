@@ -1,4 +1,4 @@
-"""Views of a collection at one of its versions; their entries and files are embeddings.store.views'."""
+"""Views of a collection at one of its versions; embeddings.store.views handles their entries and files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CollectionViews:
     # --- which there are -------------------------------------------------------------------------------------------
 
     def views(self, version: str = "current") -> list[dict[str, Any]]:
-        """Return the views that can be fetched at a version, by name; none before the first version."""
+        """Return the views that a version's vectors can be read through, sorted by name; none before a publication."""
         if version == "current" and self._files.pointer.read().version is None:
             return []
         return [view.public() for view in self._registry.all(self._reader.anchor_generation(version))]
@@ -46,12 +46,12 @@ class CollectionViews:
         return self._entry(name, version).public()
 
     def view_names(self) -> list[str]:
-        """Return names of views in any anchor generation."""
+        """Return the names of all views, of any anchor generation."""
         self._files.follow()
         return self._registry.names()
 
     def knows_view(self, name: str) -> bool:
-        """Return True if there is a view of that name in any anchor generation: one look at one folder."""
+        """Return True if there is a view of that name in any anchor generation; this reads one folder only."""
         return self._files.exists() and self._registry.known(name)
 
     def has_view(self, name: str, anchor_generation: int) -> bool:
@@ -70,21 +70,21 @@ class CollectionViews:
         materialized: bool = False,
         **parameters: Any,
     ) -> dict[str, Any]:
-        """Create a view for the current anchor generation; again with the same parameters, return it.
+        """Create a view for the current anchor generation, or return the existing one with the same parameters.
 
-        Before a first publication it is created for the ``dim_in`` and ``anchor_generation`` given.
+        Before the first publication, give ``dim_in`` and ``anchor_generation``.
 
         Args:
-            name: of the view, unique in the store.
-            dim_in: coordinates of the vectors.
+            name: name of the view, unique in the store.
+            dim_in: number of coordinates of the vectors.
             anchor_generation: the generation that the view is for.
-            materialized: its rows are stored with every version written from now on.
+            materialized: True to store the view's rows with every version written from now on.
             parameters: ``kind``, ``dim``, ``sigma``, ``seed`` and ``frequencies`` of
                 :func:`embeddings.store.views.define_view`.
 
         Raises:
-            ViewExists: a view of that name has other parameters or is of another collection.
-            ValueError: parameters that cannot be.
+            ViewExists: a view of that name has other parameters or belongs to another collection.
+            ValueError: invalid parameters.
         """
         if dim_in is None or anchor_generation is None:
             dim_in, anchor_generation = self._current_coordinates()
@@ -105,9 +105,9 @@ class CollectionViews:
             return view.public()
 
     def preview_view(self, name: str, *, materialized: bool = False, **parameters: Any) -> tuple[dict[str, Any], bool]:
-        """Return the view that ``create_view`` would make of these arguments, and True if it exists just so.
+        """Return the view that ``create_view`` would make of these arguments, and True if it exists already.
 
-        Nothing is made. Raises as ``create_view`` does.
+        Nothing is created. Raises as ``create_view`` does.
         """
         dim_in, anchor_generation = self._current_coordinates()
         defined = define_view(name, dim_in, **parameters)
@@ -141,7 +141,7 @@ class CollectionViews:
         return self.view_features(view, version).frequencies
 
     def view_features(self, view: str, version: str = "current") -> RandomFourierFeatures:
-        """Return the map of an rff view, from its U, which is checked against its sha256.
+        """Return the feature map of an rff view, made from its U after a check of U's sha256.
 
         Raises:
             ValueError: a view of another kind.
@@ -158,20 +158,20 @@ class CollectionViews:
         return features
 
     def view_transform(self, view: str, h: Array, version: str = "current") -> Array:
-        """Return phi(h) float32 [n, dim] of a view for vectors ``h`` [n, d] of ``version``.
+        """Return the features phi(h), float32 [n, dim], of a view for vectors ``h`` [n, d] of ``version``.
 
-        Zero rows (missing) stay zero.
+        Zero rows, which stand for missing items, stay zero.
         """
         entry = self._entry(view, version)
         return self._registry.features(entry).transform(h)
 
     def view_lookup(self, view: str, ids: Any, version: str = "current") -> tuple[Array, Array]:
-        """Look up ``ids`` through a view.
+        """Look up the features of ``ids`` in a view.
 
-        These are the rows of a materialized view where the version has them, else they are computed.
+        They are read from the version's files if the view is materialized in it, else computed.
 
         Returns:
-            (status uint8 [n], vectors float32 [n, dim]), in the order asked for. A missing id has a zero row.
+            (status uint8 [n], features float32 [n, dim]), in the order given. A missing id has a row of zeros.
 
         Raises:
             UnknownView: there is no such view.
@@ -182,10 +182,9 @@ class CollectionViews:
         return self._registry.lookup(entry, reader, self._files.versions / reader.version, ids)
 
     def cached_view(self, view: str, version: str = "current") -> dict[str, Any] | None:
-        """Return the entry of a view if a lookup needs only what this process has checked and mapped already.
+        """Return the entry of a view if a lookup in it needs only files that this process has checked and mapped.
 
-        Such a lookup, through the view in the version, takes no longer than its rows do. Else None, also for what there
-        is not.
+        Return None if it needs others, or if there is no such version or view.
         """
         reader = self._reader.opened(version)
         if reader is not None:

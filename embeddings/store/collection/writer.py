@@ -1,4 +1,4 @@
-"""Writing a version: made in a folder of its own, and moved into place whole."""
+"""Writing a version: its files are made in a temporary folder, which is then moved into place."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DTYPES = ("float32", "float16")
 
 
 class CollectionWriter(CollectionErasure):
-    """Writes versions; a part of :class:`Collection`."""
+    """Writes versions; a base class of :class:`Collection`."""
 
     _registry: ViewRegistry
 
@@ -48,29 +48,28 @@ class CollectionWriter(CollectionErasure):
         rotation: Array | None = None,
         dtype: Literal["float32", "float16"] = "float32",
     ) -> str:
-        """Write a new immutable version in state candidate and return its name; nothing that is served changes.
+        """Write a new immutable version in state candidate and return its name; the served version does not change.
 
-        Views of ``anchor_generation`` are recorded with copies of their frequencies, materialized ones with their rows.
-        The many parameters are entries of the manifest, each by its name and each optional.
+        The version also gets copies of the frequencies of all views of ``anchor_generation``, and the rows of
+        materialized views. Most parameters are optional entries of the manifest with the same name.
 
         Args:
-            items: rows, stored as they are: directions, all finite; they are read once, in order, a part at a time.
+            items: rows to store unchanged: finite directions; they are read once, in order, in parts.
             parent: the version that this one was made from.
-            job: the job that made it.
+            job: the job that made this version.
             anchor_generation: the generation whose coordinates the vectors are in.
             anchor_version: the first version of that generation.
-            missing: how many ids have no vector.
-            alignment: for the manifest; a function of the rows as they were written (memory-mapped) where it is only
-                known then.
-            gate: the gate's checks, for the manifest.
+            missing: number of ids without a vector.
+            alignment: entry of the manifest, or a function that makes it from the written rows (memory-mapped).
+            gate: the gate's checks.
             extra: further entries of the manifest.
-            rotation: [d, d], what turned the model's own vectors into those of the version, kept for consumers that
-                have the former.
-            dtype: what the vectors are stored as; lookups give float32 either way.
+            rotation: [d, d], the rotation from the model's own coordinates to those of the version, for consumers that
+                have vectors of the model.
+            dtype: type of the stored vectors; lookups give float32 in any case.
 
         Raises:
             ValueError: no rows, or rows that are not finite in ``dtype``.
-            IdsErased: rows of ids that were erased.
+            IdsErased: ``items`` has ids that were erased.
             StoreFull: the disk, quota or file size limit ended the write.
         """
         if dtype not in DTYPES:
@@ -122,7 +121,7 @@ class CollectionWriter(CollectionErasure):
         return version
 
     def clean(self) -> None:
-        """Remove what killed writers left behind; writing does this by itself."""
+        """Remove files of killed writers, and finish interrupted erasures; ``write`` does this, too."""
         self._files.follow()
         if self._files.path.is_dir():
             with self._files.writing():
