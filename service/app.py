@@ -51,7 +51,7 @@ from trainer.runs import tracing
 log = logging.getLogger("evenkeel")
 
 PATIENCE_SECONDS = 10.0
-"""Longest wait for the database in the role ``vectors``, which can do without it."""
+"""Longest wait for the database at the start in the role ``vectors``, which can serve without a database."""
 
 SWITCH_SECONDS = 0.0005
 
@@ -67,7 +67,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
 
     Args:
         settings: The configuration, including the role.
-        executor: Where training runs are started; None for the one that the settings ask for.
+        executor: The executor that starts training runs; None for the executor that the settings name.
     """
     app = FastAPI(
         title="Evenkeel",
@@ -258,7 +258,7 @@ def serve(
         host: The address to listen on.
         port: The port to listen on; 0 chooses a free one. The address is printed once the socket listens.
         role: Overrides the role of the settings, unless None.
-        executor: Where training runs are started; None for the one that the settings ask for.
+        executor: The executor that starts training runs; None for the executor that the settings name.
         num_workers: Number of processes that share the port. Several are possible only in the role ``vectors``: the
             other roles manage jobs, which is done once per home.
     """

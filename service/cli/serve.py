@@ -86,7 +86,7 @@ def placement() -> Placement:
 
 
 def sweep(dry_run: bool) -> dict[str, int]:
-    """Return the removals of retention by kind; in a dry run those that it would make.
+    """Return the number of removed items by kind; in a dry run, the number of items that would be removed.
 
     Raises:
         CommandError: A setting is wrong, the database, the files or the feature store cannot be read, or the database
