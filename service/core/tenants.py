@@ -19,7 +19,7 @@ HEADER = "Evenkeel-Tenant"
 
 
 def url_of(store_url: str, tenant: str) -> str:
-    """Return the URL of the tenant's store, which lies within the service's; the default tenant uses the service's own."""
+    """Return the URL of the tenant's store, within the service's; for the default tenant it is the service's own."""
     return store_url if tenant == DEFAULT_TENANT else namespaced(store_url, tenant)
 
 

@@ -46,7 +46,7 @@ async def refuse_odd_text(request: Request) -> None:
 
 
 def storable(text: str) -> str:
-    """Replace each NUL and unpaired surrogate in ``text`` by a mark, so that text from a run can be stored and shown."""
+    """Replace each NUL and unpaired surrogate in ``text`` by a mark, so that a run's text can be stored and shown."""
     return _ODD.sub("\ufffd", text)
 
 
