@@ -1,7 +1,7 @@
 """Checks of URLs that users choose and this service calls (webhooks): resolved once, checked, pinned to the address.
 
-The name is resolved here and the connection goes to the address that was checked, so a DNS answer that changes between
-the check and the call (DNS rebinding) has no effect. Callers must not follow redirects, whose targets are unchecked.
+The name is resolved here and the connection goes to the address that was checked. So a DNS answer that changes in
+between (DNS rebinding) has no effect. Callers must not follow redirects, whose targets are unchecked.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A request whose work is one transaction claims its key in that transaction (:func:`take`): a parallel request waits for
 it, and finds the work done. If the work needs more than one transaction, as a promotion does, a request reserves its
-key in a transaction of its own, does its work, and completes the key in the transaction of that work. A reservation
-whose request died is taken over after a minute; the previous holder can then no longer complete it. A refused request
-frees its key.
+key in a transaction of its own. It then does its work, and completes the key in the transaction of the work. A
+reservation whose request died is taken over after a minute; the previous holder can then no longer complete it. A
+refused request frees its key.
 """
 
 from __future__ import annotations

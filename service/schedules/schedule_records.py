@@ -114,8 +114,8 @@ async def change(connection: AsyncConnection, tenant: str, name: str, patch: Sch
     missed.
 
     Raises:
-        Problem: 404 if the tenant has no such schedule, 422 if the job does not fit its dataset, ``catchup`` does not
-            fit ``overlap``, or this machine does not know the time zone of a schedule that is to fire.
+        Problem: 404 if the tenant has no such schedule; 422 if the job does not fit its dataset, ``catchup`` does not
+            fit ``overlap``, or the time zone is unknown on this machine.
     """
     row = await get(connection, tenant, name, lock=True)
     # A job is stored whole: what it leaves out stays as it is, whatever a later version's default.

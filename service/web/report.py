@@ -21,8 +21,9 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
     """Build the report of a job as shown to users.
 
     Returns:
-        ``epochs`` (one row per epoch and split), ``best``, ``last``, a ``finding``, ``drift``, the drift of the rows
-        since the run that this one continues (None without one), and the ``warnings`` about its rows.
+        ``epochs`` (one row per epoch and split), ``best``, ``last``, a ``finding``, ``drift`` and ``warnings``.
+        ``drift`` is the drift of the rows since the run that this run continues, None without such a run. ``warnings``
+        are about the rows.
     """
     names_with_value = [name for metric in job["metrics"] for name, value in metric.items() if value is not None]
     name, sign = next(((figure, 1.0) for figure in figures_named("auc", names_with_value)), ("rmse", -1.0))
