@@ -18,7 +18,7 @@ _PLACES_REMEDY = "set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for serve"
 
 
 def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
-    """Run the service until it is told to stop, and return the exit code.
+    """Run the service until a signal stops it, and return the exit code.
 
     Raises:
         CommandError: The role does not exist, or several workers were requested for a role that allows only one.
@@ -72,7 +72,7 @@ def _settings() -> Settings:
 
 
 def placement() -> Placement:
-    """Return the placement of the service's runs, by its settings.
+    """Return the placement of the service's runs, determined by its settings.
 
     Raises:
         CommandError: A setting is wrong.

@@ -105,7 +105,7 @@ class VectorCalls(Session):
     ) -> pa.Table:
         """Return vectors as a pyarrow Table with columns ``id, status, vector`` (null where missing).
 
-        The parameters are those of :meth:`vectors`.
+        The parameters have the same meaning as in :meth:`vectors`.
         """
         table, _ = self._fetched(collection, ids, view, version, dtype, None)
         assert table is not None  # 304 answers an If-None-Match alone

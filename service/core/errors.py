@@ -36,7 +36,7 @@ FieldErrors = Iterable[Mapping[str, str]]
 
 
 class FieldError(BaseModel):
-    """One error: the path of the field in the request, what is wrong with it, and what to do."""
+    """One error: the path of the field in the request, a message, and a remedy."""
 
     field: str
     message: str

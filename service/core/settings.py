@@ -47,7 +47,7 @@ class RetentionDays:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The configuration of one process; service.core.environment says what each variable sets.
+    """The configuration of one process; service.core.environment documents each variable.
 
     Attributes:
         home: Directory of database, store, runs (unless a URL places them elsewhere) and ``admin.key``.
@@ -183,7 +183,7 @@ class Settings:
         """Read the settings from environment variables; an unset or empty variable gives the default.
 
         Args:
-            environment: The variables; None for those of this process.
+            environment: The variables; None for the environment of this process.
 
         Raises:
             ValueError: A variable is invalid.

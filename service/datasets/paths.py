@@ -37,7 +37,7 @@ def data_problem(error: DataError, field: str) -> Problem:
 def local_path(uri: str, beside: Path | None = None) -> Path:
     """Return the path of a local uri: absolute, ``file://``, or relative to the working directory.
 
-    ``beside``: the directory of a bare file name.
+    ``beside``: the directory to which a bare file name is relative.
 
     Raises:
         ValueError: The uri has another scheme or a host.

@@ -19,7 +19,7 @@ from trainer.spec import JobSpec
 
 
 class ResourceRequest(NamedTuple):
-    """Resources that all workers of a run use together; the memory includes that of the run's other processes.
+    """Resources that all workers of a run use together; the memory includes the run's other processes.
 
     ``counted`` is True if the rows of the tables were counted; otherwise the memory is a lower bound. ``fewer`` lists
     the smaller numbers of workers with which the run may also begin, largest first, as pairs (workers, memory in

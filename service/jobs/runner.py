@@ -1,9 +1,10 @@
 """The background task that runs queued jobs: claims, launches, follows and ends them, and finds them after a restart.
 
 One runner is active per EVENKEEL_HOME: the process that holds the lock on ``runner.lock``, which the kernel releases
-when the process dies. The runs are processes of their own and outlive it; what a run did meanwhile is in its event
-file. Each round is a few short steps that may be interrupted anywhere (kill -9) and repeated. The offset into the event
-file moves in the transaction that applies the events, and the job's row shows how far its launch had progressed.
+when the process dies. The runs are processes of their own and outlive the runner; a run's event file records its
+progress meanwhile. Each round is a few short steps that may be interrupted anywhere (kill -9) and repeated. The offset
+into the event file moves in the transaction that applies the events, and the job's row shows how far its launch had
+progressed.
 """
 
 from __future__ import annotations

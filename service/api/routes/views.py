@@ -168,7 +168,7 @@ async def layer(
     `takes=model`: the version's alignment R is folded into U, so that the layer takes the raw vectors of the model that
     was published. If the version is a moving average (`averaged` in the metadata), the layer gives features of the
     day's vectors, not of the average. The metadata contains the view, the formula and the sha256 of U; the header
-    Content-Digest contains that of the body.
+    Content-Digest contains the sha256 of the body.
     """
     media_type = accepted(request.headers.get("accept"), tuple(LAYERS))
     body, version, sha256 = await in_store(_layer, store_of(request), name, version, takes, media_type)

@@ -72,7 +72,7 @@ class Placement:
 
     @property
     def gpus_are_visible(self) -> bool:
-        """True if the service can count the GPUs: those of this host, or of a Ray cluster with an address."""
+        """True if the service can count the GPUs: on this host, or in a Ray cluster whose address it knows."""
         return self.uses_this_host or self.ray_address not in (None, THIS_CLUSTER)
 
     def memory_bytes(self) -> int | None:
@@ -155,7 +155,7 @@ class Executor(ABC):
 
     @abstractmethod
     def terminate(self, run_dir: Path, /, grace_seconds: float) -> bool:
-        """End the attempt and everything it left behind; return True if it ended by itself.
+        """End the attempt and remove what it left behind; return True if it ended without being forced.
 
         The attempt is first asked to end, then forced after ``grace_seconds``. A repeated call, or one for an attempt
         that is gone or never existed, removes what is left and returns True.
