@@ -386,7 +386,7 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _workers(job: Mapping[str, Any]) -> str:
-    """Return the number of workers of each attempt if the numbers differ, and the reason for a smaller number."""
+    """Return the number of workers, with the reason if it was reduced; attempt by attempt if attempts differ."""
     attempts = job.get("attempts") or []
     counts = [
         f"{attempt['workers']}{' (' + attempt['because'] + ')' if attempt['because'] else ''}" for attempt in attempts

@@ -47,7 +47,7 @@ class Readmitted(BaseModel):
 
 
 async def _in_turn(call: Callable[[], Result]) -> Result:
-    """Call ``call`` as ``in_store`` does, but in a thread reserved for erasing and readmitting ids."""
+    """Call ``call`` as ``in_store`` does, but in one of the threads reserved for erasing and readmitting ids."""
     context = contextvars.copy_context()
     with store_problems():
         return await asyncio.get_running_loop().run_in_executor(_threads, lambda: context.run(call))
