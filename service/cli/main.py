@@ -280,7 +280,7 @@ def retention(
 
 @app.command()
 def clean(as_json: JsonFlag = False) -> None:
-    """Remove prepared data that runs on this machine share (EVENKEEL_CACHE), except data that a run is using."""
+    """Remove prepared data that runs on this machine share (EVENKEEL_CACHE); runs keep their own links to it."""
     from trainer.data.prepare.shared import clean_host
 
     try:
