@@ -51,7 +51,7 @@ from trainer.runs import tracing
 log = logging.getLogger("evenkeel")
 
 PATIENCE_SECONDS = 10.0
-"""Longest wait for the database in the role ``vectors``, which can do without it."""
+"""Longest wait for the database at the start in the role ``vectors``, which can serve without a database."""
 
 SWITCH_SECONDS = 0.0005
 
@@ -59,7 +59,7 @@ SWITCH_SECONDS = 0.0005
 def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     """Build the service for the settings.
 
-    ``app.state`` holds ``settings``, ``database``, ``store``, ``authenticator``.
+    The app's ``state`` holds ``settings``, ``database``, ``store``, ``authenticator``.
 
     Its lifespan migrates the database, creates the first key, and in the roles ``all`` and ``scheduler`` runs the job
     runner and the scheduler. Ending it leaves training runs running. In the role ``vectors`` it starts without the
@@ -67,7 +67,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
 
     Args:
         settings: The configuration, including the role.
-        executor: Where training runs are started; None for the one that the settings ask for.
+        executor: The executor that starts training runs; None for the executor that the settings name.
     """
     app = FastAPI(
         title="Evenkeel",
@@ -103,9 +103,9 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
 
 
 def _telemetry() -> TelemetryConfig:
-    """Return the tracing settings: one span per request if tracing is on; health checks and scrapes are not traced.
+    """Return the tracing settings: one span per request if tracing is on, but none for health checks and scrapes.
 
-    Metrics are left to Prometheus.
+    Metrics are not part of tracing; Prometheus scrapes them.
     """
     provider = tracing.provider()
     return {
@@ -200,7 +200,7 @@ async def _finish_erasures(database: Database, store: Store) -> None:
 
 
 def _make_home(settings: Settings) -> None:
-    """Create the home directory, or take other users' access to it away: it holds vectors and ids of all tenants."""
+    """Create the home directory, or revoke other users' access to it, since it holds vectors and ids of all tenants."""
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if modes.is_open(settings.home):
         modes.close(settings.home)
@@ -208,7 +208,7 @@ def _make_home(settings: Settings) -> None:
 
 
 async def _try_start(settings: Settings) -> None:
-    """Prepare home, database and first key, so that an error is one line instead of a server traceback."""
+    """Prepare home, database and first key, so that an error is shown as one line instead of a server traceback."""
     _make_home(settings)
     database = Database(settings.database_url)
     try:
@@ -251,14 +251,14 @@ def serve(
 ) -> int:
     """Run until SIGTERM or Ctrl-C and return the exit code: 0, or 1 if it could not start (port in use, ...).
 
-    Ending the service does not end training runs: the next start finds them.
+    Ending the service does not end training runs: the next start of the service finds them.
 
     Args:
         settings: The configuration.
         host: The address to listen on.
         port: The port to listen on; 0 chooses a free one. The address is printed once the socket listens.
         role: Overrides the role of the settings, unless None.
-        executor: Where training runs are started; None for the one that the settings ask for.
+        executor: The executor that starts training runs; None for the executor that the settings name.
         num_workers: Number of processes that share the port. Several are possible only in the role ``vectors``: the
             other roles manage jobs, which is done once per home.
     """
@@ -347,7 +347,7 @@ async def _reason_not_to_start(settings: Settings) -> str | None:
 
 
 def _serve_on(listener: socket.socket, config: uvicorn.Config) -> int:
-    """Run one server until it is told to stop, and return the exit code."""
+    """Run one server until a signal stops it, and return the exit code."""
     server = uvicorn.Server(config)
 
     def stop(number: int, frame: object) -> None:

@@ -4,8 +4,9 @@ These are the Host allow-list, identification of the sender, the rate limit, the
 request id, metrics, the log line and the audit log entry.
 
 The body is read only after the sender is identified. Unidentified senders may send at most 64 KiB, which is enough to
-exchange a key for a session. Documents that pydantic checks, such as jobs, may have so many values that a check takes
-a few hundredths of a second, and are checked one after another: other requests are answered between.
+exchange a key for a session. Checking a document with pydantic, such as a job, can block the event loop for a few
+hundredths of a second. Long documents are therefore checked one after another, with pauses in which other requests are
+answered.
 """
 
 from __future__ import annotations
@@ -47,15 +48,17 @@ SECURITY_HEADERS = {
 }
 STRANGER_BYTES = 2**16
 DOCUMENT_BYTES = 2**20
-"""Longest body of a request that is no list of ids and no report of a run."""
+"""Most bytes in a request's body, unless the body is a list of ids or a report of a run."""
 DOCUMENT_VALUES = 5_000
-"""Most values in such a body, counted as its commas and opening brackets: a wrong one costs up to 20 microseconds."""
+"""Most values in a body limited by DOCUMENT_BYTES, counted by commas and opening brackets. Checking a wrong value takes
+up to 20 us.
+"""
 LIST_PATHS = ("/vectors", "/erase", "/readmit")
 """Ends of the paths whose bodies are lists of ids, which are limited by their length."""
 CHECKED_ALONE_BYTES = 2**13
-"""Bodies longer than this are passed on one after another."""
+"""Number of bytes above which a body with counted values waits until the earlier such bodies were passed on."""
 PAUSE_SECONDS = 0.02
-"""Time for other requests between the checks of two such bodies that arrive together."""
+"""Pause between two bodies above CHECKED_ALONE_BYTES that arrive together, in which other requests are answered."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -74,14 +77,14 @@ def host_name(host: str) -> str:
 
 
 class Limits(NamedTuple):
-    """Limits of a request's body; ``num_values`` is None where values are not counted."""
+    """Most bytes and most values of a request's body; ``num_values`` is None if its values are not counted."""
 
     num_bytes: int
     num_values: int | None
 
 
 class Guard:
-    """Middleware as plain ASGI, so that streams pass through unbuffered."""
+    """The middleware, written as plain ASGI so that streamed responses are not buffered."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Any, audit: Audit, rate: RateLimit):
         self._app = app
@@ -148,8 +151,8 @@ class Guard:
     async def _unknown(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the refusal for a request with wrong credentials or over the rate limit, or None.
 
-        A request is identified if it has a body or asks for something that needs a key; the result is stored in
-        ``state.identified``. Any other request is answered without the database.
+        The sender is looked up if the request has a body or its route needs a key, and stored in ``state.identified``.
+        Any other request is answered without a query to the database.
         """
         path, has_body = scope["path"], headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if path.startswith("/internal/"):
@@ -240,9 +243,9 @@ def counted(receive: Receive, limits: Limits, turn: asyncio.Lock) -> Receive:
     """Wrap ``receive`` to hold a body to its limits as it arrives, since a chunked one does not announce its length.
 
     Args:
-        receive: The server's.
-        limits: Those of the body.
-        turn: Held by the request whose long body is passed on next.
+        receive: The ASGI ``receive`` function of the server.
+        limits: The limits of the body.
+        turn: Lock that makes requests with a long body pass it on one at a time.
     """
     num_bytes = num_values = 0
 
@@ -268,5 +271,5 @@ def counted(receive: Receive, limits: Limits, turn: asyncio.Lock) -> Receive:
 
 
 def _refuse(problem: Problem) -> NoReturn:
-    """Raise a problem as what FastAPI lets through: it makes a 400 of any other exception while it reads a body."""
+    """Raise a problem as HTTPException: FastAPI answers 400 for any other exception raised while it reads a body."""
     raise HTTPException(problem.status, problem.detail)

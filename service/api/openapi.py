@@ -1,8 +1,8 @@
-"""The OpenAPI document: what FastAPI makes of the routes, with links, examples and the body of problems.
+"""The OpenAPI document: FastAPI's own document, with links, examples and the schema of error responses added.
 
 A link says which response value identifies the object that another operation takes. The operations that list, create
 and act on one kind of object are found by their paths: ``POST /v1/jobs`` returns the ``id`` that every
-``/v1/jobs/{job_id}...`` takes, and ``GET /v1/jobs`` returns those of its items.
+``/v1/jobs/{job_id}...`` takes, and ``GET /v1/jobs`` returns the ``id`` of each job listed.
 
 Examples are requests and responses recorded from the service. ``examples.json`` is written by
 ``EVENKEEL_WRITE_EXAMPLES=1 pytest tests/service/api/test_api_walkthrough.py``. Without the variable, that test checks
@@ -34,11 +34,11 @@ NAMED_BY = {
     "/v1/webhooks": "id",
     "/v1/webhooks/{webhook_id}/deliveries": "id",
 }
-"""Path of each list: the field that names an item in the paths below it."""
+"""For the path of each list, the field of an item whose value identifies the item in longer paths."""
 
 
 def document_of(app: FastAPI) -> dict[str, Any]:
-    """Return FastAPI's document with the problem body that every error response refers to, examples and links."""
+    """Return FastAPI's document with links, examples, and the problem schema that error responses refer to."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         schema = ProblemBody.model_json_schema(ref_template="#/components/schemas/{model}")
@@ -66,9 +66,9 @@ def add_links(document: dict[str, Any]) -> None:
 
 
 def _below(document: dict[str, Any], path: str) -> dict[str, str]:
-    """Map operation ids to the path parameter that identifies an item of this list.
+    """Map the ids of operations on an item of the list at ``path`` to the path parameter that identifies the item.
 
-    Included are the operations that need no path parameters other than this one and those of the list's own path.
+    Only operations are included whose other path parameters, if any, are also in the list's own path.
     """
     parameters: dict[str, str] = {}
     for other, item in document["paths"].items():

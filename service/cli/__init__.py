@@ -1,4 +1,4 @@
 """The console script ``evenkeel``.
 
-The entry point is ``entrypoint.main``; commands import what they need of the service's own code.
+The entry point is ``entrypoint.main``. Commands import the service's own code only if they need it.
 """

@@ -1,4 +1,4 @@
-"""Commands for datasets: the group, and the generator of synthetic click logs."""
+"""Commands for datasets, and the generator of synthetic click logs."""
 
 from __future__ import annotations
 
@@ -128,10 +128,10 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="The same seed, the same log.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a synthetic click log, partitioned by date, to try the service with; its truth is known.
+    """Write a synthetic click log, partitioned by date, to try the service with; its true model is known.
 
-    Without --churn each row has the true probability of its click and its item's cluster. With it the true vectors of
-    items and users are in OUT/_truth, which readers of the log pass over.
+    Without --churn, each row contains the true probability of its click and the cluster of its item. With --churn, the
+    true vectors of items and users are in OUT/_truth, a folder that readers of the log skip.
     """
     from trainer.data.sources.click_log import ClickLog
     from trainer.data.sources.click_log import generate as generate_clicks

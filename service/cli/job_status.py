@@ -1,4 +1,4 @@
-"""Text of the CLI about jobs and publications: their progress, and the reasons and remedies of a hold."""
+"""Text of the CLI about jobs and publications: their progress, and why the gate held a version and what helps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _FIELDS = {"metric": "METRIC", "value": "VALUE", "bound": "BOUND", "limit": "LIM
 
 
 def status(publication: Mapping[str, Any]) -> str:
-    """Return ``held v000004 (3 in a row)``, ``published v000004 (new generation)``; empty without a publication."""
+    """Describe a publication, as in ``held v000004 (3 in a row)`` or ``published v000004 (new generation)``.
+
+    The text is empty if nothing was published or held.
+    """
     if publication.get("status") in (None, "none"):
         return ""
     words = " ".join(str(publication[name]) for name in ("status", "version") if publication.get(name))
@@ -24,7 +27,7 @@ def status(publication: Mapping[str, Any]) -> str:
 
 
 def in_a_row(number: int, since: str | None) -> str:
-    """Return ``held 3 times in a row since TIME``."""
+    """Return text such as ``held 3 times in a row since TIME``."""
     return f"held {number} times in a row since {since}" if number > 1 else f"held since {since}"
 
 
@@ -45,7 +48,7 @@ def explain(document: Mapping[str, Any]) -> None:
 
 
 def compare(document: Mapping[str, Any]) -> None:
-    """Print the metrics of a publication's or version's model beside the one served before it, slice by slice."""
+    """Print the metrics of a publication's or version's model and of the model served before it, slice by slice."""
     from trainer.runs.model_comparison import comparison_told, in_words
 
     comparison = comparison_told(document)
@@ -64,7 +67,7 @@ def compare(document: Mapping[str, Any]) -> None:
 
 
 def compared(document: Mapping[str, Any]) -> str:
-    """Return ``auc 0.8437 (0.7870)``, the served model's value in brackets; empty without a comparison."""
+    """Return text such as ``auc 0.8437 (0.7870)``, with the served model's value in brackets; else an empty text."""
     from trainer.runs.model_comparison import comparison_told
 
     comparison = comparison_told(document)
@@ -91,7 +94,7 @@ def row(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def progress(job: Mapping[str, Any]) -> str:
-    """Return a job's progress: rows prepared, or its epoch; empty before both."""
+    """Return a job's progress: the rows prepared so far, or the epoch; empty before preparation begins."""
     if job.get("preparation"):
         return output.preparation(job["preparation"])
     figures = job.get("progress") or {}

@@ -27,7 +27,7 @@ def create_key(
     expires_at: Annotated[str | None, typer.Option(help="A time with zone, such as 2027-01-31T18:00:00Z.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create a key and show it, only this once."""
+    """Create a key and show it; it cannot be shown again."""
     answer = ask(Client.create_key, name, scope, tenant, expires_at)
     remark = f"key {answer['id']} with {', '.join(scope)}: kept nowhere in clear, so keep it now"
     output.print_with_note(answer, "key", remark, as_json)
@@ -46,7 +46,7 @@ def rotate_key(
     overlap_seconds: Annotated[float, typer.Option(help="How long the secret before goes on.")] = 24 * 3600,
     as_json: JsonFlag = False,
 ) -> None:
-    """Give a key a new secret and show it, only this once; the previous one stays valid for a day."""
+    """Give a key a new secret and show it, only this once; by default the previous secret stays valid for a day."""
     answer = ask(Client.rotate_key, key_id, overlap_seconds)
     until = answer["old_until"] or "now"
     remark = f"key {key_id}: the secret before ends {until}; kept nowhere in clear, so keep this one now"
@@ -83,7 +83,7 @@ def revoke_key(key_id: Id) -> None:
 
 @keys.command("reset-admin")
 def reset_admin() -> None:
-    """Replace a lost admin key, on the service's own machine: writes $EVENKEEL_HOME/admin.key."""
+    """Replace a lost admin key; writes the new one to $EVENKEEL_HOME/admin.key. Run it on the service's own machine."""
     from service.cli.serve import reset_admin as reset
 
     typer.echo(f"new admin key written to {reset()}; the old one no longer works")

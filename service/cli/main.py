@@ -73,7 +73,7 @@ def train(context: typer.Context) -> None:
 
 @app.command()
 def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
-    """Check a spec and whether it fits the dataset, and show what a run would need. Runs nothing."""
+    """Check a spec and whether it fits the dataset, and show which resources a run would need. Runs nothing."""
     from trainer.spec import load_documents
 
     dataset, job = load_documents(spec)
@@ -109,7 +109,7 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
 
 
 def _check_parent(job: JobSpec, dataset: DatasetSpec) -> None:
-    """Check that the job goes on from what it would start from on this host, and tell what changes."""
+    """Check that the job can start from the checkpoint that ``init_from`` means on this host; print what changes."""
     if job.init_from is None:
         return
     from embeddings.store import StoreError
@@ -135,7 +135,7 @@ def submit(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Submit a job to the service. A dataset in the same file is registered first, unless it is already."""
+    """Submit a job to the service. A dataset in the same file is registered first, unless it is registered already."""
     from trainer.spec import load_documents
 
     dataset, job = load_documents(spec)
@@ -280,7 +280,7 @@ def retention(
 
 @app.command()
 def clean(as_json: JsonFlag = False) -> None:
-    """Remove prepared data that runs of this machine share (EVENKEEL_CACHE); runs keep what they use."""
+    """Remove prepared data that runs on this machine share (EVENKEEL_CACHE); runs keep their own links to it."""
     from trainer.data.prepare.shared import clean_host
 
     try:
@@ -303,7 +303,7 @@ app.add_typer(webhooks, name="webhooks")
 
 
 def _check_files(dataset: DatasetSpec) -> None:
-    """Check a dataset's files and columns as the service does, except for its data roots."""
+    """Check a dataset's files and columns as the service does, but accept files outside the service's data roots."""
     from service.core.errors import Problem
     from service.core.settings import Settings
     from service.datasets import registry
@@ -321,7 +321,7 @@ def _check_files(dataset: DatasetSpec) -> None:
 
 
 def _register(client: Client, dataset: DatasetSpec, file: Path) -> None:
-    """Register the dataset of a job's file if none of its name is; refuse if a different one is."""
+    """Register the dataset in a job's file; refuse if a different dataset is registered under its name."""
     dataset = located(dataset) if client.is_local else dataset
     try:
         stored = client.dataset(dataset.name)
@@ -346,7 +346,7 @@ def _register(client: Client, dataset: DatasetSpec, file: Path) -> None:
 
 @contextlib.contextmanager
 def _naming(spec: Path) -> Iterator[None]:
-    """Turn an unknown dataset into an error that names the command."""
+    """Turn the error about an unknown dataset into one that names the command to register it."""
     try:
         yield
     except ProblemError as error:
@@ -386,7 +386,7 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _workers(job: Mapping[str, Any]) -> str:
-    """Return the attempts' worker counts, if they differ, and the reason for a smaller one."""
+    """Return the number of workers, with the reason if it was reduced; attempt by attempt if attempts differ."""
     attempts = job.get("attempts") or []
     counts = [
         f"{attempt['workers']}{' (' + attempt['because'] + ')' if attempt['because'] else ''}" for attempt in attempts

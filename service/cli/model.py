@@ -1,6 +1,6 @@
 """Commands that use or train models on this machine: predict, importance, export, search, generalization.
 
-The first three need the job's run directory, so they run on the machine that has it.
+The commands predict, importance and export need the job's run directory: run them on the machine that has it.
 """
 
 from __future__ import annotations
@@ -136,22 +136,22 @@ def _run(module: str, arguments: list[str], as_json: bool) -> None:
 
 
 def search(context: typer.Context) -> None:
-    """Search hyperparameters of a job here, by trials on the same rows (`evenkeel search --help` shows the options)."""
+    """Search a job's hyperparameters on this machine by trials on the same rows (see `evenkeel search --help`)."""
     become("trainer.search.command", context)
 
 
 def generalization(context: typer.Context) -> None:
-    """Report how a job's model generalizes, by training it several times (`evenkeel generalization --help`)."""
+    """Report how a job's model generalizes, by training it several times (see `evenkeel generalization --help`)."""
     become("trainer.generalization.command", context)
 
 
 def recipe() -> None:
-    """Refuse: the papers' tables left the package."""
+    """Refuse a removed command: the package no longer contains the papers' tables."""
     typer.echo(RECIPE_IS_GONE, err=True)
     raise typer.Exit(2)
 
 
 def become(module: str, context: typer.Context) -> None:
-    """Run a module of the trainer in the place of this process."""
+    """Replace this process by one that runs a module of the trainer."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *context.args])

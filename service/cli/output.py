@@ -55,7 +55,7 @@ def error(message: str, remedy: str = "") -> None:
 
 
 def note(message: str) -> None:
-    """Print a remark for people on stderr, so that piped stdout stays clean."""
+    """Print a remark for people on stderr, so that a pipe from stdout receives data only."""
     Console(file=sys.stderr, highlight=False, soft_wrap=True).print(escape(message))
 
 
@@ -74,12 +74,12 @@ def print_document(value: Any, as_json: bool) -> None:
 
 
 def headings(*fields: str, **others: str) -> dict[str, str]:
-    """Return the heading of each column: the field in capitals, without ``_at``; then those that are given."""
+    """Map each field to its column's heading: ``fields`` in capitals without ``_at``, ``others`` as given."""
     return {field: field.removesuffix("_at").upper() for field in fields} | others
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], empty: str) -> None:
-    """Print rows as a table, or without a terminal as tab-separated lines without colour.
+    """Print rows as a table on a terminal, otherwise as tab-separated lines without colour.
 
     ``columns`` maps each field to its heading; ``empty`` is printed on a terminal if there are no rows.
     """
@@ -95,7 +95,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], e
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
-    """Return rows as a table for a terminal; arguments as of :func:`print_table`."""
+    """Return rows as a table for a terminal; ``rows`` and ``columns`` are as in :func:`print_table`."""
     drawn = Table(box=None, header_style="bold", pad_edge=False)
     for heading in columns.values():
         drawn.add_column(heading, overflow="fold")
@@ -111,7 +111,7 @@ def print_list(
     as_json: bool,
     rows: Iterable[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Print the items listed by the service: all fields as JSON, or a table, whose ``rows`` are the items if None."""
+    """Print the items of a list: all their fields as JSON, or a table of ``rows``, which default to the items."""
     if as_json:
         print_json(items)
     else:
@@ -119,7 +119,7 @@ def print_list(
 
 
 def print_answer(answer: Any, text: str, as_json: bool) -> None:
-    """Print an answer of the service, as JSON or as text."""
+    """Print an answer of the service as JSON, or ``text`` in its place."""
     if as_json:
         print_json(answer)
     else:
@@ -127,14 +127,14 @@ def print_answer(answer: Any, text: str, as_json: bool) -> None:
 
 
 def print_with_note(answer: Any, field: str, remark: str, as_json: bool) -> None:
-    """Print an answer as JSON, or its one field that pipes need, and a remark for people."""
+    """Print an answer as JSON, or print its field ``field`` on stdout for pipes and ``remark`` on stderr for people."""
     print_answer(answer, answer[field], as_json)
     if not as_json:
         note(remark)
 
 
 def print_fields(fields: Mapping[str, Any], as_json: bool = False) -> None:
-    """Print JSON, or ``name: value`` lines without absent values."""
+    """Print fields as JSON, or as lines ``name: value`` that leave out absent values."""
     if as_json:
         print_json(fields)
         return

@@ -85,7 +85,7 @@ def backfill(
     past_held: Annotated[bool, typer.Option("--past-held", help="Go on where the gate held a day's version.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Fire a schedule for each date of a range, one after another, each once the last one's job has ended.
+    """Fire a schedule for each date of a range, one after another; each firing waits for the previous job to end.
 
     Stops at the first job that fails (exit 1), and at the first version that is held (exit 3).
     """
@@ -111,7 +111,10 @@ def backfill(
 
 
 def _fired(client: Client, name: str, date: str, as_json: bool) -> dict[str, Any]:
-    """Fire a schedule for a date, wait for its job, say what came of it, and return that."""
+    """Fire a schedule for a date, wait for its job, print the outcome, and return it.
+
+    The outcome has ``firing_date, job_id, state, status, version, error``.
+    """
     job_id = client.trigger(name, firing_date=date)["job_id"]
     try:
         with output.job_progress() as progress:
@@ -134,7 +137,7 @@ def _fired(client: Client, name: str, date: str, as_json: bool) -> dict[str, Any
 
 
 def _end_of_backfill(name: str, ended: Mapping[str, Any], last: datetime.datetime) -> None:
-    """Leave with the exit code of the last date that was fired, and how to go on where others were left."""
+    """Exit with an error if the last job failed or its version was held; the error names the command to continue."""
     date = ended["firing_date"]
     rest = f"`evenkeel schedules backfill {name} --from {date} --to {last:%Y-%m-%d}`"
     if ended["state"] != "succeeded":

@@ -18,7 +18,7 @@ _PLACES_REMEDY = "set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for serve"
 
 
 def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
-    """Run the service until it is told to stop, and return the exit code.
+    """Run the service until a signal stops it, and return the exit code.
 
     Raises:
         CommandError: The role does not exist, or several workers were requested for a role that allows only one.
@@ -72,7 +72,7 @@ def _settings() -> Settings:
 
 
 def placement() -> Placement:
-    """Return the placement of the service's runs, by its settings.
+    """Return the placement of the service's runs, determined by its settings.
 
     Raises:
         CommandError: A setting is wrong.
@@ -86,7 +86,7 @@ def placement() -> Placement:
 
 
 def sweep(dry_run: bool) -> dict[str, int]:
-    """Return the removals of retention by kind; in a dry run those that it would make.
+    """Return the number of removed items by kind; in a dry run, the number of items that would be removed.
 
     Raises:
         CommandError: A setting is wrong, the database, the files or the feature store cannot be read, or the database

@@ -1,4 +1,4 @@
-"""``evenkeel top``: what runs, what waits, what is held, on a screen that follows it."""
+"""``evenkeel top``: a screen that follows running jobs, waiting jobs and held versions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HELD_COLUMNS = output.headings("name", current="SERVED", held="HELD", since="SIN
 
 
 class Picture(NamedTuple):
-    """Rows of the screen: jobs that have not ended, the last that have, and held collections."""
+    """Rows of the screen: jobs that have not ended, the jobs that ended last, and collections with held versions."""
 
     active: list[dict[str, Any]]
     ended: list[dict[str, Any]]
@@ -65,9 +65,9 @@ def top(
 
 @contextlib.contextmanager
 def _interruption() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets during the block; a second Ctrl-C interrupts as usual.
+    """Yield an event that Ctrl-C sets during the ``with`` block; a second Ctrl-C interrupts as usual.
 
-    An exception, as Ctrl-C raises by default, is lost where it meets a destructor or a callback.
+    By default Ctrl-C raises an exception, which is lost if a destructor or callback is running at that moment.
     """
     interrupted = threading.Event()
 

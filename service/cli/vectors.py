@@ -82,7 +82,7 @@ def erase(
     reason: Annotated[str, typer.Option(help="Why; kept in the collection's log, in which ids are hashes.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Remove the rows of ids from every kept version, and keep them out."""
+    """Remove the rows of ids from every kept version, and keep the ids out of later versions."""
     answer = ask(Client.erase, collection, ids, reason)
     text = f"{collection}: {answer['rows']} rows erased from {len(answer['versions'])} versions"
     output.print_answer(answer, text, as_json)
@@ -94,7 +94,7 @@ def readmit(
     reason: Annotated[str, typer.Option(help="Why; kept in the collection's log.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Allow erased ids to be published again, by the next run that finds them."""
+    """Allow erased ids to be published again, by the next run whose data contains them."""
     answer = ask(Client.readmit, collection, ids, reason)
     output.print_answer(answer, f"{collection}: {answer['ids']} ids may be published again", as_json)
 
@@ -171,7 +171,7 @@ def add_canary(
     labels: Annotated[str, typer.Argument(metavar="LABELS.parquet", help="Columns id and label.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Fit a frozen consumer on the current version; it is evaluated on every candidate from now on."""
+    """Fit a canary, a frozen consumer, on the current version; it is evaluated on every candidate from now on."""
     with Client() as client:
         if client.is_local and "://" not in labels and Path(labels).exists():
             labels = str(Path(labels).absolute())
@@ -213,7 +213,7 @@ def export_vectors(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write all vectors of a version to a file: read from the store itself, without a service."""
+    """Write all vectors of a version to a file; reads the store directly, without a service."""
     from embeddings.store import StoreError, open_store, vector_files
 
     home = os.environ.get("EVENKEEL_HOME", ".evenkeel")
@@ -238,7 +238,7 @@ def advise(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="A chart of it (needs matplotlib).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Try views of several dims and sigmas on a task, and recommend one."""
+    """Try views of several dims and sigmas on a prediction task (ids with labels), and recommend one view."""
     from embeddings.refresh.consumer_accuracy import advise as tried
 
     with tempfile.TemporaryDirectory(prefix="evenkeel-advise-") as folder, Client() as client:
@@ -273,7 +273,7 @@ def advise(
 
 
 def _labelled(snapshot: Path, task: Path) -> tuple[Array, list[Any]]:
-    """Return (vectors [n, d], labels) of the items that have both."""
+    """Return (vectors [n, d], labels [n]) of the items that have both a vector and a label."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc

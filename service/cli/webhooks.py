@@ -22,7 +22,7 @@ Events = Annotated[
 
 @webhooks.command("create")
 def create(url: Annotated[str, typer.Argument(metavar="URL")], event: Events = None, as_json: JsonFlag = False) -> None:
-    """Register an address and show the secret that signs its deliveries, only this once."""
+    """Register an address and show the secret that signs its deliveries; the secret cannot be shown again."""
     answer = ask(Client.add_webhook, url, event)
     remark = f"webhook {answer['id']} for {', '.join(answer['events'])}: keep the secret now"
     output.print_with_note(answer, "secret", remark, as_json)
@@ -72,6 +72,6 @@ def deliveries(webhook_id: Id, limit: Annotated[int, typer.Option(min=1)] = 20, 
 
 @webhooks.command("retry")
 def retry(webhook_id: Id, delivery_id: Annotated[str, typer.Argument(metavar="DELIVERY")]) -> None:
-    """Repeat a delivery."""
+    """Send a delivery again, under the same id."""
     ask(Client.redeliver, webhook_id, delivery_id)
     typer.echo(f"delivery {delivery_id} is due")

@@ -1,7 +1,7 @@
 """The client for programs with an event loop: the calls of :class:`service.client.Client`, awaited.
 
-Each call is the client's own function. It runs in a greenlet, which leaves to the event loop whatever waits: requests,
-streams and pauses. So there is one description of every call, and no thread.
+Each call is the client's own function. It runs in a greenlet that hands requests, streams and pauses to the event loop
+and waits for their results. So every call is written once, and no thread is needed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ class AsyncClient:
     """A session with one service for use in one event loop; close it, or use it as an asynchronous context manager.
 
     It has the methods of :class:`service.client.Client`, under the same names, with the same arguments, results and
-    errors: they are awaited, and those that return an iterator (``items``, ``events``, ``read_logs``, ``follow_logs``)
-    are iterated by ``async for``. Calls may run at once. A call that is cancelled lets go of its connection.
+    errors: they are awaited, and methods that return an iterator (``items``, ``events``, ``read_logs``,
+    ``follow_logs``) are iterated by ``async for``. Several calls may run at the same time. A cancelled call closes its
+    connection.
 
     Args:
         url: Address of the service; left out: EVENKEEL_URL, else the default port of this machine.
-        api_key: Its key; left out: EVENKEEL_API_KEY, else the one in ``$EVENKEEL_HOME/admin.key``, else none.
+        api_key: API key of the service; left out: EVENKEEL_API_KEY, else the one in ``$EVENKEEL_HOME/admin.key``, else
+            none.
         timeout_seconds: Longest wait for a response, or for the next part of one.
 
     Raises:
-        ServiceError: The key has characters that no key has, or the address cannot be one.
+        ServiceError: The key has characters that no key has, or ``url`` is not a valid address.
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, timeout_seconds: float = 60.0):
@@ -66,7 +68,7 @@ class AsyncClient:
 
 
 class _Bridge(Client):
-    """The client with its waiting left to the event loop. Its calls run in greenlets of :func:`_awaited`."""
+    """The client in a form that leaves waiting to the event loop. Its calls run in greenlets of :func:`_awaited`."""
 
     _connection = httpx.AsyncClient
 
@@ -91,7 +93,7 @@ class _Bridge(Client):
 
 
 async def _awaited(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Run the function in a greenlet and return its result; await the awaitables that it hands over."""
+    """Run the function in a greenlet and return its result; await each awaitable that :func:`_wait_for` hands over."""
     call = greenlet(function)
     waits = call.switch(*arguments, **options)
     while not call.dead:

@@ -1,4 +1,4 @@
-"""Python client of the service: plain HTTP calls that return dictionaries as in the REST interface, vectors as numpy.
+"""Python client of the service: HTTP calls that return the REST interface's JSON as dictionaries, and vectors as numpy.
 
 Only httpx is imported until vectors are requested.
 """
@@ -17,16 +17,17 @@ class Client(JobCalls, VectorCalls):
     """A session with one service. Thread-safe as httpx.Client is; close it, or use it as a context manager.
 
     Every method raises :class:`ProblemError` for an error response, :class:`Unreachable` if there is no response, and
-    :class:`ServiceError` for one that is not JSON. What submits or retries a job, triggers a schedule or promotes a
-    version is sent with an Idempotency-Key, and sent again if the response is lost: the action happens once.
+    :class:`ServiceError` for a response that is not JSON. Requests that submit or retry a job, trigger a schedule or
+    promote a version carry an Idempotency-Key. They are sent again if the response is lost, yet take effect once.
 
     Args:
         url: Address of the service; left out: EVENKEEL_URL, else the default port of this machine.
-        api_key: Its key; left out: EVENKEEL_API_KEY, else the one in ``$EVENKEEL_HOME/admin.key``, else none.
+        api_key: API key of the service; left out: EVENKEEL_API_KEY, else the one in ``$EVENKEEL_HOME/admin.key``, else
+            none.
         timeout_seconds: Longest wait for a response, or for the next part of one.
 
     Raises:
-        ServiceError: The key has characters that no key has, or the address cannot be one.
+        ServiceError: The key has characters that no key has, or ``url`` is not a valid address.
 
     Example:
         >>> from service.client import Client
@@ -48,7 +49,7 @@ class Client(JobCalls, VectorCalls):
         return self.json("GET", f"/datasets/{part(name)}")
 
     def add_dataset(self, dataset: Any) -> Json:
-        """Register a DatasetSpec (or a mapping of one)."""
+        """Register a dataset, given as a DatasetSpec or as a mapping with the same fields."""
         return self.json("POST", "/datasets", json=plain(dataset))
 
     def delete_dataset(self, name: str) -> None:
@@ -58,7 +59,7 @@ class Client(JobCalls, VectorCalls):
         return self.json("GET", f"/datasets/{part(name)}/profile")
 
     def infer_dataset(self, uri: str, name: str | None = None) -> Json:
-        """Return a manifest proposed for a file that the service can read."""
+        """Return a dataset manifest proposed for a file that the service can read."""
         return self.json("POST", "/datasets/infer", json={"uri": uri} | ({"name": name} if name else {}))
 
     # --- schedules ---------------------------------------------------------------------------------------------------
@@ -70,7 +71,10 @@ class Client(JobCalls, VectorCalls):
         return self.json("GET", f"/schedules/{part(name)}")
 
     def add_schedule(self, schedule: Mapping[str, Any]) -> Json:
-        """Create a schedule: ``name, cron, timezone, job, catchup, misfire_grace_seconds, overlap, paused``."""
+        """Create a schedule from a mapping of its fields.
+
+        They are ``name, cron, timezone, job, catchup, misfire_grace_seconds, overlap, paused``.
+        """
         return self.json("POST", "/schedules", json=plain(schedule))
 
     def change_schedule(self, name: str, **changes: Any) -> Json:
@@ -112,7 +116,7 @@ class Client(JobCalls, VectorCalls):
         return self.json("POST", path, json=body, headers=once())
 
     def erase(self, collection: str, ids: Any, reason: str) -> Json:
-        """Remove the rows of ids from every kept version and return {"versions", "rows"}.
+        """Remove the rows of ids from every kept version; return {"versions": those rewritten, "rows": rows removed}.
 
         The ids, a list or any kind of array, tensor or series, stay out until ``readmit``.
         """
@@ -139,7 +143,7 @@ class Client(JobCalls, VectorCalls):
         return self.json("POST", f"/collections/{part(collection)}/canaries", json=body)
 
     def copy_canaries(self, source: str, target: str) -> Json:
-        """Register the canaries of one collection anew on the current version of another."""
+        """Register the canaries of collection ``source`` also for ``target``, fitted on its current version."""
         return self.json("POST", f"/collections/{part(target)}/canaries", json={"copy_from": source})
 
     def delete_canary(self, collection: str, name: str) -> None:
@@ -152,11 +156,11 @@ class Client(JobCalls, VectorCalls):
         return self.json("GET", f"/views/{part(name)}")
 
     def add_view(self, view: Any) -> Json:
-        """Create a view: ``name, collection, kind, dim, sigma, seed, frequencies, materialized``."""
+        """Create a view from a mapping with ``name, collection, kind, dim, sigma, seed, frequencies, materialized``."""
         return self.json("POST", "/views", json=plain(view))
 
     def advise_view(self, view: Any, epsilon: float = 0.05) -> Json:
-        """Describe what a view would be, without creating it.
+        """Describe the view that :meth:`add_view` would create, without creating it.
 
         Returns:
             ``view, exists, warnings``, and ``advice`` with the kernel errors at each dim, measured on the collection's
@@ -187,7 +191,7 @@ class Client(JobCalls, VectorCalls):
         self.request("DELETE", f"/webhooks/{part(webhook_id)}")
 
     def ping_webhook(self, webhook_id: str) -> Json:
-        """Send a test event."""
+        """Send a ``ping`` event to a webhook, to test it."""
         return self.json("POST", f"/webhooks/{part(webhook_id)}/ping")
 
     def deliveries(self, webhook_id: str, limit: int | None = None) -> list[Json]:
@@ -195,7 +199,7 @@ class Client(JobCalls, VectorCalls):
         return list(self.items(f"/webhooks/{part(webhook_id)}/deliveries", limit))
 
     def redeliver(self, webhook_id: str, delivery_id: str) -> Json:
-        """Repeat a delivery under the same id."""
+        """Send a delivery again under the same id."""
         return self.json("POST", f"/webhooks/{part(webhook_id)}/deliveries/{part(delivery_id)}/retry")
 
     # --- keys and health ---------------------------------------------------------------------------------------------

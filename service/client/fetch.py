@@ -23,7 +23,7 @@ MAX_IDS = 10_000
 
 
 class VectorCalls(Session):
-    """The part of :class:`service.client.Client` for what consumers fetch."""
+    """The methods of :class:`service.client.Client` that fetch vectors, snapshots, layers and neighbours."""
 
     def snapshot(self, collection: str, path: Path | str, version: str = "current") -> Path:
         """Download all vectors of a version as Parquet; the file appears complete or not at all.
@@ -57,11 +57,11 @@ class VectorCalls(Session):
             version: The version that the layer belongs to.
             format: ``safetensors`` (tensor ``frequencies`` U [m, d], for
                 ``embeddings.rff.torch_module.RandomFourierLayer.load``) or ``onnx`` (``h`` [batch, d] to ``phi``).
-            takes: The input of the layer: ``published`` vectors, or those of the ``model`` behind the version, whose
-                alignment is then part of U.
+            takes: The input of the layer: ``published`` for published vectors, ``model`` for raw vectors of the model
+                behind the version. With ``model``, U includes the version's alignment.
 
         Raises:
-            ValueError: another format.
+            ValueError: ``format`` is neither of these.
         """
         accept = {"safetensors": "application/octet-stream", "onnx": "application/onnx"}
         if format not in accept:
@@ -75,15 +75,15 @@ class VectorCalls(Session):
         """Return the ``k`` nearest items by cosine, to an id or to a vector of the collection's dim.
 
         Args:
-            collection: Where to look.
-            id: The item; it is none of its own neighbours.
-            vector: Numbers [dim], read where no id is given.
-            k: How many items to return.
+            collection: The collection to search.
+            id: Id of the item whose neighbours are sought; the item itself is not returned.
+            vector: Numbers [dim], used if no ``id`` is given.
+            k: Number of items to return.
             version: A name pins the version.
 
         Returns:
-            ``version, exact, items`` with ``id`` and ``cosine`` each. ``exact`` is false if an index chose the
-            candidates.
+            A mapping with ``version``, ``exact`` and ``items``, a list of mappings with ``id`` and ``cosine``.
+            ``exact`` is false if an index chose the candidates.
 
         Raises:
             ValueError: Neither an id nor a vector is given.
@@ -105,7 +105,7 @@ class VectorCalls(Session):
     ) -> pa.Table:
         """Return vectors as a pyarrow Table with columns ``id, status, vector`` (null where missing).
 
-        The parameters are those of :meth:`vectors`.
+        The parameters have the same meaning as in :meth:`vectors`.
         """
         table, _ = self._fetched(collection, ids, view, version, dtype, None)
         assert table is not None  # 304 answers an If-None-Match alone
@@ -127,20 +127,20 @@ class VectorCalls(Session):
         More than 10,000 ids are fetched in several requests, all from the version that answered the first one.
 
         Args:
-            collection: Its default view (RFF) is served; give this or ``view``.
+            collection: The collection whose default view (random Fourier features) is fetched; give this or ``view``.
             ids: A list, or any kind of array, tensor or series.
             view: The name of a view to fetch from instead of a collection.
             version: A name pins the version.
             dtype: ``float32`` or ``float16``.
             as_: ``numpy`` (:class:`service.client.vectors.Vectors`: ``vectors`` [n, dim] is NaN where an id is
                 missing), ``torch`` (the same with tensors) or ``polars`` (a DataFrame, null where missing).
-            previous: What the same call returned before, with numpy or torch. If it is still current, it is returned
-                itself and no vectors are sent; what another call returned is not taken for it.
+            previous: Result of an earlier call with the same arguments, with numpy or torch. If it is still current, it
+                is returned and no vectors are sent. The result of a call with other arguments has no effect.
 
         Raises:
-            ValueError: neither a collection nor a view, or both; another ``as_``.
-            TypeError: ``ids`` is one id alone.
-            ImportError: the library that ``as_`` names is not installed.
+            ValueError: Neither or both of ``collection`` and ``view`` are given, or ``as_`` is none of the three.
+            TypeError: ``ids`` is a single id instead of a list.
+            ImportError: The library that ``as_`` names is not installed.
         """
         from service.client.vectors import decoded
 
@@ -152,7 +152,7 @@ class VectorCalls(Session):
     def _fetched(
         self, collection: str | None, ids: Any, view: str | None, version: str, dtype: str, etag: str | None
     ) -> tuple[pa.Table | None, str]:
-        """Return the table, None if ``etag`` is still valid, and the etag of the first request."""
+        """Return (table, ETag of the first response); the table is None if ``etag`` is still valid."""
         import pyarrow as pa
 
         from service.client.vectors import table_of
@@ -176,7 +176,7 @@ class VectorCalls(Session):
 
 
 def _same_but_for_the_first(previous: Vectors, ids: list[Any]) -> bool:
-    """Return True if ``previous`` has the ids of every request but the first, which its etag answers for."""
+    """Return True if the ids of ``previous`` equal ``ids`` after those of the first request, which the ETag covers."""
     if len(previous) != len(ids):
         return False
     # Integers may be asked for as decimals.
@@ -187,7 +187,7 @@ def ids_of(values: Any) -> list[Any]:
     """Return ids as JSON values, from a list or any kind of array, tensor or series.
 
     Raises:
-        TypeError: One id alone: the characters of a text would be ids, too.
+        TypeError: ``values`` is a single id; each character of a text would be taken for an id.
     """
     for method in ("to_pylist", "tolist", "to_list"):
         if hasattr(values, method):

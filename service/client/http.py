@@ -25,12 +25,12 @@ Json = dict[str, Any]
 
 
 def once(key: str | None = None) -> dict[str, str]:
-    """Return the header that makes a request take effect once however often it is sent; a new key unless given."""
+    """Return the header Idempotency-Key, by which a repeated request takes effect once; None makes a new key."""
     return {IDEMPOTENCY_KEY: key or str(uuid.uuid4())}
 
 
 class ServiceError(Exception):
-    """The service could not be reached or refused the request: what happened, and the remedy."""
+    """Error for a service that could not be reached or refused the request, with the cause and the remedy."""
 
     def __init__(self, message: str, remedy: str = ""):
         super().__init__(message)
@@ -42,15 +42,15 @@ class ServiceError(Exception):
 
 
 class Unreachable(ServiceError):
-    """No response from the service's address."""
+    """Error for a service address that does not respond."""
 
 
 class Lost(Unreachable):
-    """The connection broke after it was established: whether the request was carried out is unknown."""
+    """Error for a connection that broke once established: the service may or may not have acted on the request."""
 
 
 class ProblemError(ServiceError):
-    """A response of RFC 9457 ``application/problem+json``: ``status``, ``title``, ``detail`` and ``errors``.
+    """Error response of the service, with the fields of RFC 9457: ``status``, ``title``, ``detail`` and ``errors``.
 
     ``errors`` is a list of ``{field, message, remedy}``; ``kind`` is the last part of ``type``.
     """
@@ -129,7 +129,7 @@ class Session:
     def items(
         self, path: str, limit: int | None = None, headers: Mapping[str, str] | None = None, /, **filters: str | None
     ) -> Iterator[Json]:
-        """Yield the items of a list, page after page, ``limit`` in all (None: all of them)."""
+        """Yield the items of a list at ``path``, requested page by page; at most ``limit`` items, all if None."""
         params: dict[str, Any] = {name: value for name, value in filters.items() if value is not None}
         left = limit
         while left is None or left > 0:
@@ -155,7 +155,9 @@ class Session:
     def request(
         self, method: str, path: str, *, prefix: str = "/v1", stream: bool = False, **options: Any
     ) -> httpx.Response:
-        """Send a request and return the response; with ``stream`` its body is not read yet, so close it.
+        """Send a request and return the response.
+
+        With ``stream`` the response's body is not read yet, and the caller must close the response.
 
         A request with an Idempotency-Key whose response was lost on its way is sent again (RESEND_SECONDS).
 
@@ -239,7 +241,7 @@ def part(text: str) -> str:
 
 
 def plain(document: Any) -> Any:
-    """Return a document as JSON holds it, from a pydantic model or a mapping."""
+    """Return a pydantic model or a mapping as JSON values: dictionaries, lists, strings, numbers."""
     return document.model_dump(mode="json", exclude_unset=True) if hasattr(document, "model_dump") else document
 
 

@@ -16,14 +16,17 @@ TERMINAL_STATES = ("succeeded", "failed", "cancelled")
 PATIENCE_SECONDS = 60.0
 """Seconds for which waiting for a job tolerates a service that is unavailable."""
 AWAY = (429, 502, 503, 504)
-"""Temporary status codes: of a service that is overloaded or has lost its database, or of a proxy."""
+"""Status codes of a temporary outage: the service is overloaded or without its database, or a proxy cannot reach it."""
 
 
 class JobCalls(Session):
-    """The part of :class:`service.client.Client` for jobs."""
+    """The methods of :class:`service.client.Client` for jobs."""
 
     def submit(self, job: Any, *, idempotency_key: str | None = None) -> Json:
-        """Submit a JobSpec (or a mapping of one) and return the job; the same key again returns the same job."""
+        """Submit a JobSpec, or a mapping of its fields, and return the job.
+
+        A repeated ``idempotency_key`` returns the same job.
+        """
         return self.json("POST", "/jobs", json=plain(job), headers=once(idempotency_key))
 
     def estimate(self, job: Any) -> Json:
@@ -58,8 +61,8 @@ class JobCalls(Session):
     ) -> Json:
         """Wait until the job has ended (succeeded, failed or cancelled), and return it.
 
-        A service that is restarted meanwhile is waited for: a minute without a response, or with 429, 502, 503 or 504,
-        is not an error.
+        A service that is restarted meanwhile is waited for: no response, or status 429, 502, 503 or 504, is an error
+        only after a minute.
 
         Args:
             job_id: The job.
@@ -70,7 +73,7 @@ class JobCalls(Session):
         Raises:
             TimeoutError: The job has not ended in time; it continues.
             Unreachable: There was no response for a minute.
-            ProblemError: The service refused, or answered for a minute that it is away.
+            ProblemError: The service refused the request, or responded for a minute with a status of AWAY.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         last_answer = time.monotonic()
@@ -106,7 +109,7 @@ class JobCalls(Session):
         return text, offset + len(body) - len(decoder.getstate()[0])
 
     def read_logs(self, job_id: str) -> Iterator[str]:
-        """Yield the log as it is now, in pieces."""
+        """Yield the log in pieces, up to its present end."""
         text, offset = self.logs(job_id)
         while text:
             yield text
@@ -141,10 +144,10 @@ class JobCalls(Session):
 
         Args:
             job_id: The job.
-            last_event_id: Leaves out this event and those before it: the ``id`` of the last one that is known.
+            last_event_id: The ``id`` of the last event already known: this event and earlier ones are left out.
 
         Raises:
-            Unreachable: The stream broke off, as it does where the service is restarted.
+            Unreachable: The stream broke off, for example because the service was restarted.
         """
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
         timeout = httpx.Timeout(60, read=None)

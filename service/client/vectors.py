@@ -1,4 +1,4 @@
-"""Results of a fetch, decoded from an Arrow IPC stream; without a copy if no vector is missing."""
+"""Results of a fetch, decoded from an Arrow IPC stream; vectors are not copied if none is missing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ class Vectors:
     """Vectors in the order in which they were requested.
 
     ``ids`` int64 or string [n]; ``status`` [n] of ``found | carried | uncertain | missing``; ``vectors`` float32 or
-    float16 [n, dim], NaN in the rows of missing ids, so that a consumer that does not check fails instead of scoring
-    noise.
-    ``etag`` is the service's name for the response to the first request: see ``previous`` of
+    float16 [n, dim], NaN in the rows of missing ids, so that a consumer that does not check fails instead of computing
+    noise. ``etag`` is the service's name for the response to the first request: see ``previous`` of
     :meth:`service.client.Client.vectors`.
     """
 
@@ -45,7 +44,10 @@ class Vectors:
 
 @dataclass(frozen=True)
 class TorchVectors(Vectors):
-    """The same with ``vectors`` and ``found`` as tensors; ``ids``, which may be text, and ``status`` stay arrays."""
+    """A form of :class:`Vectors` with ``vectors`` and ``found`` as tensors.
+
+    ``ids``, which may be text, and ``status`` are numpy arrays.
+    """
 
     vectors: Any
 
@@ -61,12 +63,12 @@ def decoded(table: pa.Table, as_: As, etag: str = "") -> Any:
 
     Args:
         table: The fetched table.
-        as_: Which of the three to return.
+        as_: ``numpy``, ``torch`` or ``polars``.
         etag: The service's name for the response.
 
     Raises:
-        ValueError: ``as_`` is none of the three.
-        ImportError: The library is not installed.
+        ValueError: ``as_`` is none of these.
+        ImportError: The library that ``as_`` names is not installed.
     """
     if as_ == "numpy":
         return vectors_of(table, etag)
@@ -102,14 +104,14 @@ def vectors_of(table: pa.Table, etag: str = "") -> Vectors:
 def _words(chunk: Any) -> np.ndarray:
     """Return a chunk of a column with few distinct words as numpy strings.
 
-    They are looked up by number, which takes a fiftieth of the time.
+    Each distinct word is converted once and then looked up by its dictionary index, which is fifty times as fast.
     """
     words = np.array(chunk.dictionary.to_pylist(), dtype=str)
     return words[chunk.indices.to_numpy()]
 
 
 def _rows(chunk: Any, dim: int) -> np.ndarray:
-    """Return a chunk of a fixed-size-list column as [n, dim]: a view of its buffer if nothing is null."""
+    """Return a chunk of a fixed-size-list column as an array [n, dim]: without a copy if no value is null."""
     # .values keeps the slots of null rows, so rows stay where they are.
     slots: np.ndarray = chunk.values.to_numpy(zero_copy_only=True).reshape(-1, dim)
     rows = slots[chunk.offset : chunk.offset + len(chunk)]

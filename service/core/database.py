@@ -1,9 +1,9 @@
 """One database, SQLite or PostgreSQL, behind two context managers: :meth:`Database.read` and :meth:`Database.write`.
 
-SQLAlchemy's defaults on SQLite lose updates: the driver opens transactions lazily and deferred, so two writers read the
-same row before either writes. Here the driver opens none (``isolation_level=None``) and a write begins with BEGIN
-IMMEDIATE: it holds the write lock before it reads. On PostgreSQL a read that will be written back takes the row lock
-(``with_for_update()``, which SQLite ignores).
+SQLAlchemy's defaults on SQLite lose updates: the driver opens transactions lazily and deferred, so two writers may read
+the same row before either writes. Here the driver opens no transactions (``isolation_level=None``), and a write begins
+with BEGIN IMMEDIATE, which takes the write lock before anything is read. On PostgreSQL, reading a row that will be
+written back takes the row's lock (``with_for_update()``, which SQLite ignores).
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ from sqlalchemy.util import await_only
 
 BUSY_TIMEOUT_SECONDS = 30
 NUM_CONNECTIONS = 15
-"""Connections that a process keeps open to a server; opening one costs as much as twenty statements."""
+"""Most connections that a process keeps open to a database server; opening one costs as much as twenty statements.
+"""
 PING_AFTER_SECONDS = 1.0
-"""Idle time after which a connection is tried before use: the server may have been replaced meanwhile."""
+"""Idle time after which a connection is tested before use, because the server may have been replaced meanwhile."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "postgres": "postgresql+asyncpg",
     "postgresql": "postgresql+asyncpg",
 }
-"""Driver of each kind of database; a URL may leave it out."""
+"""For each scheme of a database URL, the scheme with its driver."""
 _WRITE = "evenkeel_write"
 _AWAY_STATES = ("08", "53", "57P")
-"""Prefixes of SQLSTATE of a server that lost a connection, has no room, or is starting or stopping."""
+"""Prefixes of the SQLSTATE codes for a lost connection, a server without room for it, or one that starts or stops."""
 
 
 class UrlError(sa.exc.ArgumentError):
-    """A database URL that cannot be parsed, or is for another kind of database."""
+    """Error for a database URL that cannot be parsed, or is neither for SQLite nor for PostgreSQL."""
 
 
 class SchemaError(RuntimeError):
-    """The database's schema is not one that this version of Evenkeel reads."""
+    """Error for a database whose schema this version of Evenkeel cannot read."""
 
 
 class Database:
@@ -64,7 +65,7 @@ class Database:
     Every write is one transaction: committed when the block ends, rolled back when it raises.
 
     Raises:
-        UrlError: ``url`` is none of these.
+        UrlError: ``url`` has neither form.
     """
 
     def __init__(self, url: str):
@@ -110,8 +111,8 @@ class Database:
         """Refuse a database whose schema is not the newest one, and leave it as it is.
 
         Raises:
-            FileNotFoundError: There is no such SQLite file; SQLite would make one.
-            SchemaError: It is older, or was written by a newer version.
+            FileNotFoundError: The SQLite file does not exist, and SQLite would create it.
+            SchemaError: The schema is older than this version's, or was written by a newer version.
         """
         file = self.url.database
         if self.is_sqlite and file and file != ":memory:" and not Path(file).exists():
@@ -147,7 +148,10 @@ class Database:
         return self._inserts[table, returning]
 
     async def exclusive(self, connection: AsyncConnection, name: str) -> None:
-        """Let no other process pass the same point until this transaction ends; a SQLite write ensures that anyway."""
+        """Take the lock ``name``, which no other process gets until this transaction ends.
+
+        On SQLite this does nothing: a write excludes all other writes anyway.
+        """
         if not self.is_sqlite:
             number = int.from_bytes(hashlib.sha256(f"evenkeel {name}".encode()).digest()[:8], "big", signed=True)
             await connection.execute(sa.text("SELECT pg_advisory_xact_lock(:number)"), {"number": number})
@@ -157,7 +161,7 @@ def parsed_url(url: str) -> sa.URL:
     """Return the URL of a database, with its driver.
 
     Raises:
-        UrlError: It is no URL, or that of another kind of database.
+        UrlError: ``url`` is not a URL, or is neither for SQLite nor for PostgreSQL.
     """
     write = "write postgresql+asyncpg://USER:PASSWORD@HOST:PORT/DATABASE, or sqlite+aiosqlite:///FILE"
     try:
@@ -170,7 +174,10 @@ def parsed_url(url: str) -> sa.URL:
 
 
 async def insert_together(connection: AsyncConnection, rows: Sequence[tuple[sa.Table, Mapping[str, Any]]]) -> None:
-    """Insert rows, those that others refer to first; on a server in one statement, so that one round trip does it."""
+    """Insert ``rows``; each must come after the rows that it refers to.
+
+    On PostgreSQL one statement, and so one round trip, inserts them all.
+    """
     if connection.dialect.name == "sqlite":
         for table, row in rows:
             await connection.execute(table.insert(), row)
@@ -209,7 +216,7 @@ def migrate(connection: sa.Connection, revision: str) -> None:
 
 
 def _revisions(connection: sa.Connection) -> tuple[Config, str | None, list[str]]:
-    """Return Alembic's configuration, the database's revision (None: of an empty one) and all known, newest first."""
+    """Return Alembic's configuration, the database's revision (None if empty) and all known revisions, newest first."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
@@ -274,9 +281,9 @@ def _refuse_dead(connection: Any, record: Any, proxy: Any) -> None:
 
 
 def _as_operational(context: ExceptionContext) -> OperationalError | None:
-    """Return the OperationalError for a server that takes no connections, or has ended one; None for other errors.
+    """Convert an error of a server that refuses or has closed a connection to OperationalError; None for other errors.
 
-    SQLAlchemy has no class for such errors of asyncpg: they would look like wrong statements.
+    SQLAlchemy does not recognize such errors of asyncpg, and would report them as wrong statements.
     """
     if type(context.sqlalchemy_exception) is not DBAPIError:
         return None

@@ -1,4 +1,4 @@
-"""Free space under EVENKEEL_HOME, and what it suffices for."""
+"""Free disk space under EVENKEEL_HOME, compared with the limits for starting runs and for writing at all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ LEVELS: tuple[Level, ...] = ("ok", "low", "reserved", "full")
 
 
 class Space(NamedTuple):
-    """Free space against its limits.
+    """Free disk space, and the level that it amounts to.
 
-    ``low``: time to free space. ``reserved``: no run is started; running ones may end. ``full``: nothing is written.
+    Level ``low``: space should be freed soon. ``reserved``: no run is started, but running ones may finish. ``full``:
+    nothing is written.
     """
 
     free_bytes: int

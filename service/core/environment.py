@@ -1,4 +1,4 @@
-"""Meaning of each environment variable; the settings page of the reference is made of it."""
+"""Meaning of each environment variable; the reference's page on settings is generated from this module."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ class Variable(NamedTuple):
     """A variable without its prefix ``EVENKEEL_``.
 
     Attributes:
-        name: In capitals.
-        meaning: What it sets, and how it is written.
-        default: In words; None for that of the field of the same name in :class:`service.core.settings.Settings`.
+        name: Name in capitals.
+        meaning: Purpose of the variable, and the form of its value.
+        default: Default in words; None for the default of the field of the same name in
+            :class:`service.core.settings.Settings`.
     """
 
     name: str
@@ -141,4 +142,4 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable("UNANSWERED_SECONDS", "after so long without an answer of the cluster its jobs say so"),
     ),
 }
-"""Variables by subject."""
+"""The variables, grouped by subject."""

@@ -1,4 +1,4 @@
-"""Errors as users see them: RFC 9457 ``application/problem+json``, each with what is wrong, where, and the remedy."""
+"""Errors as users see them: RFC 9457 ``application/problem+json``, each with the cause, its place and a remedy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FieldErrors = Iterable[Mapping[str, str]]
 
 
 class FieldError(BaseModel):
-    """One error: the path of the field in the request, what is wrong with it, and what to do."""
+    """One error: the path of the field in the request, a message, and a remedy."""
 
     field: str
     message: str
@@ -57,7 +57,7 @@ class Problem(Exception):
     """An error that may be raised anywhere below a route and is answered as problem+json.
 
     ``code`` is a stable word such as ``job-not-found`` (its URN is ``type``); ``errors`` lists the invalid fields, each
-    with ``field``, ``message`` and, where there is one, ``remedy``.
+    with ``field``, ``message`` and, if one is known, ``remedy``.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Problem(Exception):
 
 
 def shortened(text: str) -> str:
-    """Cut the middle out of a text that is too long to read, since users choose the length of the names in it."""
+    """Cut out the middle of a text that is too long to read: names chosen by users may have any length."""
     if len(text) <= MAX_TEXT_LENGTH:
         return text
     half = MAX_TEXT_LENGTH // 2
@@ -114,9 +114,10 @@ def not_found(kind: str, name: str) -> Problem:
 
 
 def invalid(*problems: FieldProblem, num_more: int = 0) -> Problem:
-    """Return a 422 for what is wrong with fields of a request.
+    """Return a 422 for invalid fields of a request.
 
-    If there are many problems, the first are named and the others counted, with the ``num_more`` beyond ``problems``.
+    Of many problems, the first are named and the rest counted. ``num_more`` is a number of problems to count in
+    addition.
     """
     num_more += len(problems[MAX_PROBLEMS:])
     shown = [*problems[:MAX_PROBLEMS], *([FieldProblem("", f"and {num_more} more")] if num_more else ())]
@@ -127,7 +128,7 @@ def invalid(*problems: FieldProblem, num_more: int = 0) -> Problem:
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the ``responses=`` of a route: each status documented as problem+json."""
+    """Return the argument ``responses`` of a route, which documents each status as problem+json."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}}
     return {status: {"description": http.HTTPStatus(status).phrase, "content": content} for status in statuses}
 
@@ -155,7 +156,7 @@ def example_of(status: int) -> dict[str, Any]:
 
 
 def also(status: int, description: str) -> dict[int | str, dict[str, Any]]:
-    """Return a further, successful status for the ``responses=`` of a route."""
+    """Return an entry of a route's argument ``responses`` for an additional successful status."""
     return {status: {"description": description}}
 
 
@@ -166,7 +167,7 @@ def _validation(error: RequestValidationError) -> Problem:
 
 
 def _in_request(item: dict[str, Any]) -> Iterator[FieldProblem]:
-    """Yield the user's messages for one of pydantic's errors in a request."""
+    """Convert one of pydantic's errors in a request to messages for users."""
     where = item["loc"]
     if where and where[0] in ("body", "query", "path", "header", "cookie"):
         where = where[1:]
@@ -181,7 +182,7 @@ def _in_request(item: dict[str, Any]) -> Iterator[FieldProblem]:
 
 
 def _allowed(request: Request) -> Iterator[str]:
-    """Yield the methods of all routes of a path; the router's own 405 names those of one route alone."""
+    """Yield the methods of all routes at a request's path; the router's own 405 names the methods of one route only."""
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
         scope = {**request.scope, "method": method}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes):

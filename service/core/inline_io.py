@@ -1,11 +1,11 @@
-"""Brief work is done on the event loop itself, as long as it only reads memory.
+"""Runs brief work on the event loop itself, as long as the work reads only from memory.
 
-A hundred rows of mapped memory take less time than handing them to a thread and back, where Python's threads block each
-other for milliseconds (docs/adr/0020).
+Reading a hundred rows of mapped memory takes less time than a switch to another thread and back, because Python's
+threads block each other for milliseconds (docs/adr/0020).
 
-Pages that must be read from disk would block all other requests. The kernel counts those: after one, threads do the
-work for a moment, for longer each time that it happens again, and wait for the disk instead. Reads from a file server,
-which may never answer, are always done by threads.
+Pages that must be read from disk would block all other requests. The kernel counts such pages. After one, threads do
+the work for a moment, and for longer each time that it happens again. Reads from a file server, which may never answer,
+are always done by threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class InlineIO:
     ):
         """Configure whether files are local and how waits for the disk are counted.
 
-        ``waits`` returns how often this thread has waited for a page from disk; by default the kernel's count.
+        ``waits`` returns the number of times that this thread has waited for a page from disk; default: the kernel's
+        count.
         """
         self._local = local
         self._waits = waits or major_faults
@@ -49,7 +50,7 @@ class InlineIO:
         return self._local and self._clock() >= self._not_before
 
     def call(self, work: Callable[[], Result]) -> Result:
-        """Return ``work()``, called here and now."""
+        """Call ``work`` in this thread and return its result."""
         before = self._waits()
         try:
             return work()

@@ -1,4 +1,4 @@
-"""Additions to the OpenAPI schema of a request body beyond its fields' types."""
+"""Additions to the OpenAPI schema of a request's body that the types of its fields do not express."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def either(*groups: tuple[str, ...]) -> dict[str, Any]:
-    """Return the schema of a body that has all fields of one group, and none of the others'.
+    """Return the schema of a body that has all fields of one of ``groups`` and no field of any other group.
 
-    Null counts as left out.
+    A field that is null counts as left out.
     """
     null = {"type": "null"}
     names = sorted(name for group in groups for name in group)
@@ -21,6 +21,6 @@ def either(*groups: tuple[str, ...]) -> dict[str, Any]:
 
 
 def without_defaults(schema: dict[str, Any]) -> None:
-    """Take defaults out of the schema of a patch: a field that is left out stays as it is."""
+    """Remove the defaults from the schema of a PATCH body: a field left out of the body keeps its present value."""
     for field in schema["properties"].values():
         field.pop("default", None)

@@ -1,7 +1,8 @@
 """Logs of the service: one JSON object per line for machines, plain lines for a terminal.
 
 ``request_id`` and ``job_id`` of the current work are context variables: a line that is logged while a request is
-processed, in whichever module, shows which request it was. The run's own log is separate (``D/log.txt``).
+processed, in whichever module, shows which request it was. A run's own log is separate: ``log.txt`` in its run
+directory.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ _FIELDS = "fields"
 
 
 class JsonLines(logging.Formatter):
-    """JSON with ``time, level, logger, message``, the current ids, ``fields`` of the call, ``traceback`` if any."""
+    """Formatter of JSON lines.
+
+    They contain ``time, level, logger, message``, the current ids, the call's fields, and ``traceback`` if there is
+    one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -43,7 +48,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """The same content for people: ids and fields at the end of the line."""
+    """Formatter of plain text lines with the content of JsonLines; ids and fields are at the end of the line."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -68,7 +73,7 @@ def install(form: Format, access_log: bool) -> None:
 
 
 def with_fields(**fields: object) -> dict[str, dict[str, object]]:
-    """Return ``extra`` for ``log.info("...", extra=with_fields(rows=3))``: values for machines to read."""
+    """Return ``extra`` for a log call that adds fields, such as ``log.info("...", extra=with_fields(rows=3))``."""
     return {_FIELDS: fields}
 
 

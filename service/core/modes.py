@@ -1,4 +1,4 @@
-"""Access rights of the service's files: for their owner, and for the group if the home is shared with it on purpose.
+"""Access rights of the service's files: for their owner, and for a group with which the home is shared on purpose.
 
 A home with the setgid bit is shared with a group, as Kubernetes sets up a volume with ``fsGroup``.
 """
@@ -19,12 +19,12 @@ def umask_for(home: Path) -> int:
 
 
 def is_open(directory: Path) -> bool:
-    """Return True if other users than the intended ones may enter or list a directory."""
+    """Return True if users other than the owner, or than its group if shared, may enter or list a directory."""
     return bool(os.stat(directory).st_mode & umask_for(directory))
 
 
 def close(directory: Path) -> None:
-    """Revoke the rights of other users on a directory; log a warning in either case."""
+    """Revoke the rights of other users on a directory, and log a warning whether that succeeds or fails."""
     status = os.stat(directory)
     mode = stat.S_IMODE(status.st_mode) & ~umask_for(directory)
     try:

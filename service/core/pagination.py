@@ -21,14 +21,14 @@ Item = TypeVar("Item")
 
 
 class Page(BaseModel, Generic[Item]):
-    """``next_cursor`` is null on the last page; pass it back as ``cursor`` for the next."""
+    """A page of a list. ``next_cursor``, sent as ``cursor``, requests the next page; it is null on the last page."""
 
     items: list[Item]
     next_cursor: str | None = None
 
 
 class PageRequest(NamedTuple):
-    """A request for a page: the largest number of items, and the cursor of the page before (None: the first page)."""
+    """A request for a page: the largest number of items, and the cursor of the previous page (None: first page)."""
 
     limit: int
     cursor: str | None = None
@@ -57,8 +57,8 @@ async def page(
 ) -> Page[Item]:
     """Return one page of a query.
 
-    ``key`` is the column that orders the list, without duplicates; ids sort by creation. ``view`` returns the item of a
-    row; ``read`` parses a value of ``key`` that was a cursor.
+    ``key`` is the column that orders the list, and must have no duplicates; ids sort by time of creation. ``view``
+    converts a row to an item of the page; ``read`` parses a cursor's text to a value of ``key``.
     """
     if paging.cursor is not None:
         last = decode(paging.cursor, read)
@@ -70,7 +70,7 @@ async def page(
 
 
 def whole_row(row: Row) -> Row:
-    """Return the row as it is: the ``view`` of a page of rows."""
+    """Return the row unchanged; serves as ``view`` for a page whose items are the rows."""
     return row
 
 
@@ -101,7 +101,7 @@ def decode(cursor: str, read: Callable[[str], Any] = str) -> Any:
     ``read`` parses the decoded text; its ValueError means that the cursor is invalid.
 
     Raises:
-        Problem: 422 for a cursor that was not issued here.
+        Problem: 422 for a cursor that this service did not issue.
     """
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True).decode()

@@ -1,7 +1,7 @@
-"""Rows of the database as they are handed on: the type of each table's, by which mypy knows its columns.
+"""Types of the database's rows, one per table, from which mypy knows their columns.
 
-That of jobs is in service/jobs/job_row.py. A test holds each to its table: names of columns, and which of them may be
-null.
+The type of a job's row is in service/jobs/job_row.py. A test checks each type against its table: names of columns, and
+which of them may be null.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class FiringRow(TypedDict):
 
 
 class FiredRow(FiringRow):
-    """A firing with its job's state and publication; None if it started no job, or the job is gone."""
+    """A firing with its job's state and publication, which are None if it started no job or the job was deleted."""
 
     job_state: str | None
     publication: dict[str, Any] | None
@@ -126,14 +126,14 @@ class DeliveryRow(TypedDict):
 
 
 def as_row(kind: type[Row], columns: Mapping[Any, Any]) -> Row:
-    """Return columns as a row of a type, one of its own that may be changed."""
+    """Return a copy of ``columns``, which the caller may change, as a row of type ``kind``."""
     return cast(Row, dict(columns))
 
 
 async def first_row(
     connection: AsyncConnection, kind: type[Row], query: sa.Select[Any], values: Mapping[str, Any] | None = None
 ) -> Row | None:
-    """Return the first row of a query, None where it has none.
+    """Return the first row of a query, or None if the query returns no row.
 
     ``values`` are the query's parameters, by name.
     """

@@ -1,4 +1,4 @@
-"""Configuration of the service: directories, URLs, limits. Read once and passed on, never looked up at import."""
+"""Configuration of the service: directories, URLs, limits. It is read once and passed on, never read at import."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ EXECUTOR_SETTINGS = {
     "stored_runs": "EVENKEEL_RUN_STORAGE with a URI",
     "driver_resources": "EVENKEEL_DRIVER_RESOURCES",
 }
-"""Variables of settings that only some executors read; service.jobs.executors checks them."""
+"""Settings that only some executors read, with their variables; service.jobs.executors checks them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RetentionDays:
-    """Retention periods in days: of a job's data after its end, and of a schedule's firings."""
+    """Retention periods in days: for a job's data after the job's end, and for a schedule's firings."""
 
     jobs: float = 400.0
     logs: float = 90.0
@@ -47,24 +47,28 @@ class RetentionDays:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The configuration of one process; service.core.environment says what each variable sets.
+    """The configuration of one process; service.core.environment documents each variable.
 
     Attributes:
-        home: Directory of everything that has no URL of its own: database, store, runs, ``admin.key``.
-        data_roots: Directories; the files of a dataset must lie in one of them once symbolic links are resolved.
-        object_roots: The same in object storage, ``s3://BUCKET/PREFIX``.
-        topic_roots: The same for topics, ``kafka://HOST:PORT,HOST:PORT`` or that with ``/TOPIC``.
-        tenant_data_roots: Roots of tenants other than the default one, as (tenant, root); other tenants have none.
-        private: Paths and URIs of the service's own files, which are no data even below a root. Home, store and run
-            storage are added; a tenant's settings keep those of the service.
-        allowed_hosts: Host header values (without port) that are answered; a DNS-rebinding page sends a different one.
+        home: Directory of database, store, runs (unless a URL places them elsewhere) and ``admin.key``.
+        data_roots: Directories that datasets may use: a file must lie in one of them after symbolic links are resolved.
+        object_roots: Prefixes in object storage that datasets may use, ``s3://BUCKET/PREFIX``.
+        topic_roots: Kafka brokers or topics that datasets may use, ``kafka://HOST:PORT,HOST:PORT``, optionally with
+            ``/TOPIC``.
+        tenant_data_roots: Pairs (tenant, root) for tenants other than the default one; a tenant without a pair has no
+            roots.
+        private: Paths and URIs of the service's own files, which datasets may not use even below a root. Home, store
+            and run storage are added. :meth:`for_tenant` keeps this field.
+        allowed_hosts: Values of the Host header (without port) that are answered; a page that attacks by DNS rebinding
+            sends another value.
         log_format: Format of log lines; None: text on a terminal, JSON elsewhere.
         access_log: True if each request is logged; None: True for the format JSON, False for text.
-        host_cores: Cores of this host that runs may use; None for all, as for memory and GPUs.
-        tracking_uris: Servers that jobs may name in ``tracking``, whose credentials are in this environment.
-        executor_options: The executor's own settings by name, in capitals: ``EVENKEEL_EXECUTOR_NAME`` (see its class).
-        internal_url: Address of this service for runs of ``ray_jobs``. Needed with ``run_storage``; without both they
-            share ``home`` with the service.
+        host_cores: Cores of this host that runs may use; None for all. The settings for memory and GPUs work likewise.
+        tracking_uris: Servers that jobs may name in ``tracking``; this process's environment has their credentials.
+        executor_options: Settings of the executor's own, by name in capitals, from variables
+            ``EVENKEEL_<EXECUTOR>_<NAME>``.
+        internal_url: Address at which runs of ``ray_jobs`` reach this service. Needed with ``run_storage``; without
+            both, the runs share ``home`` with the service.
         run_storage: Shared place of all runs' files: a directory that the nodes of ``ray_jobs`` mount at this path,
             or a URI (:mod:`trainer.storage.storage_registry`) such as ``s3://BUCKET/PREFIX``; None: in ``home``.
         driver_resources: Custom Ray resources that select the node of a run's driver; the head node if empty.
@@ -149,7 +153,7 @@ class Settings:
 
     @property
     def stored_runs(self) -> str | None:
-        """The URI below which each run has its files, while hosts have caches."""
+        """The URI below which each run's files are kept; hosts have copies only as caches."""
         return self.run_storage if self.run_storage and "://" in self.run_storage else None
 
     @property
@@ -176,10 +180,10 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """Read the settings from environment variables; an unset or empty variable means the default.
+        """Read the settings from environment variables; an unset or empty variable gives the default.
 
         Args:
-            environment: The variables; None for those of this process.
+            environment: The variables; None for the environment of this process.
 
         Raises:
             ValueError: A variable is invalid.
@@ -230,7 +234,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _roots(text: str) -> tuple[str, ...]:
-    """Split at colons, except at that of ``s3://`` and before the ports of brokers."""
+    """Split at colons, except at the colon of ``s3://`` and before the ports of brokers."""
     roots: list[str] = []
     for part in re.split(r":(?!//)", text):
         if roots and _LACKS_PORT.fullmatch(roots[-1]):
@@ -244,17 +248,18 @@ _LACKS_PORT = re.compile(r"(?:[^=/]+=)?kafka://(?:[^,:/]+:\d+,)*[^,:/]+")
 
 
 _TEXTS = ("home", "database_url", "store_url", "ray_address", "executor", "internal_url", "run_storage")
-"""Settings whose value is the variable's text."""
+"""Settings whose value is the text of the variable, unconverted."""
 _ROOT_KINDS: dict[str, tuple[Callable[[str], bool], Callable[[str], Any]]] = {
     "data_roots": (lambda root: not (is_object(root) or is_topic(root)), Path),
     "object_roots": (is_object, str),
     "topic_roots": (is_topic, lambda root: root.rstrip("/")),
 }
-"""Settings into which EVENKEEL_DATA_ROOTS is divided: a test for roots that belong there, and a conversion."""
+"""Settings among which the roots in EVENKEEL_DATA_ROOTS are divided, each with a test for its roots and a conversion.
+"""
 
 
 def _location(url: str) -> str:
-    """Return the real path of a directory, or the uri of a prefix of objects; nothing for a store of another kind."""
+    """Return the real path of a directory, or the URI of an object prefix; empty for a store of another kind."""
     parts = urlsplit(url)
     if "://" in url and parts.scheme != "file":
         host = parts.netloc.rpartition("@")[2]

@@ -1,7 +1,7 @@
-"""URLs chosen by users that this service calls (webhooks): resolved once, checked, and pinned to the address.
+"""Checks of URLs that users choose and this service calls (webhooks): resolved once, checked, pinned to the address.
 
-The name is resolved here and the connection goes to the address that was checked, so a DNS answer that changes between
-the check and the call (DNS rebinding) has no effect. A redirect leads to another target: do not follow it.
+The name is resolved here and the connection goes to the address that was checked. So a DNS answer that changes in
+between (DNS rebinding) has no effect. Callers must not follow redirects, whose targets are unchecked.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ RESOLVE_SECONDS = 5.0
 MAX_LENGTH = 2048
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _GLOBAL = ipaddress.ip_network("2000::/3")
-"""Public IPv6: outside it are site-local addresses, and gateways of a site's own (RFC 8215)."""
+"""Network of public IPv6 addresses; addresses outside are site-local, or of a site's own gateways (RFC 8215)."""
 _SPECIAL = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2620:4f:8000::/48", "3fff::/20"))
 )
-"""Networks of the IANA registries of special purposes that ``ipaddress`` holds for global, in whole or in part."""
+"""Special-purpose networks (IANA) that ``ipaddress`` takes for global, in whole or in part."""
 # A name server that does not answer keeps its thread for long: not one of those that the runner and requests share.
 _threads = ThreadPoolExecutor(8, thread_name_prefix="resolve")
 
 
 class TargetError(ValueError):
-    """A URL that this service refuses to call: what is wrong, and the remedy."""
+    """Error for a URL that this service refuses to call, with the cause and the remedy."""
 
 
 class Target(NamedTuple):
@@ -67,7 +67,7 @@ def parse_networks(text: str) -> tuple[Network, ...]:
 def check_url(url: str) -> tuple[str, str, int]:
     """Return (scheme, host, port) of a URL, checked as far as possible without resolving its name.
 
-    The host is in ASCII, as it is looked up and named in headers and certificates.
+    The host is returned in ASCII, the form used for DNS, headers and certificates.
 
     Raises:
         TargetError: The URL is invalid.

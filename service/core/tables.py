@@ -52,7 +52,7 @@ def _in_utc(at: datetime.datetime) -> datetime.datetime:
 
 
 def _as_text(sent: Any) -> Any:
-    """Refuse what is not written as a time: pydantic takes numbers, in queries too, for seconds since 1970."""
+    """Refuse a value that is not written as a time: pydantic takes numbers, in queries too, for seconds since 1970."""
     if not isinstance(sent, str) or sent.replace(".", "").lstrip("+-").isdecimal():
         raise ValueError("a time is written as in RFC 3339, such as 2026-01-31T09:00:00Z")
     return sent
@@ -61,7 +61,7 @@ def _as_text(sent: Any) -> Any:
 Instant = Annotated[
     AwareDatetime, BeforeValidator(_as_text, json_schema_input_type=AwareDatetime), AfterValidator(_in_utc)
 ]
-"""A time with a zone as users send it, once a :class:`UtcTime` can hold it."""
+"""A time with a time zone, sent by users; times that :class:`UtcTime` cannot represent are refused."""
 
 
 def now() -> datetime.datetime:

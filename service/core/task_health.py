@@ -13,13 +13,13 @@ from sqlalchemy.exc import SQLAlchemyError
 log = logging.getLogger("evenkeel")
 
 TROUBLE_SECONDS = 10.0
-"""Time of failing rounds after which a task counts as unwell; before, the next round may succeed."""
+"""Time for which a task's rounds must have failed before the task counts as unwell."""
 SILENT_SECONDS = 120.0
 LOG_AGAIN_SECONDS = 300.0
 
 
 class TaskHealth:
-    """The rounds of one task.
+    """Outcome of the rounds of one background task.
 
     A failure that repeats every round is logged once, and then every five minutes, so that a long outage does not push
     its beginning out of the log.
@@ -49,7 +49,7 @@ class TaskHealth:
         self._last, self._note = now, note
 
     def failed(self, error: Exception) -> None:
-        """Record a failed round; call it where the error was caught, so that the log has the traceback."""
+        """Record a failed round; call this in the ``except`` block, so that the log gets the traceback."""
         self._on_error()
         now = self._clock()
         self._last = now
@@ -61,7 +61,7 @@ class TaskHealth:
             log.exception("%s: a round failed; it is tried again", self.name)
 
     def verdict(self) -> tuple[bool, str]:
-        """Return True if the task works, and ``ok`` or its status message."""
+        """Return (True if the task works, ``ok`` or its status message)."""
         now = self._clock()
         if self._failing_since is not None and now - self._failing_since >= TROUBLE_SECONDS:
             return False, f"fails since {now - self._failing_since:.0f} s: {self._error}"
@@ -82,7 +82,7 @@ async def repeat(round_: Callable[[], Awaitable[object]], seconds: float, health
 
 
 def _public_text(error: Exception) -> str:
-    """Describe an error for anyone who asks /readyz; the database's address and user appear only in the log."""
+    """Describe an error for /readyz, which anyone may read; the database's address and user appear only in the log."""
     if isinstance(error, SQLAlchemyError | ConnectionError | TimeoutError | socket.gaierror):
         return f"{type(error).__name__}: the service's log says why"
     return f"{type(error).__name__}: {error}".splitlines()[0]

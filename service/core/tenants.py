@@ -19,12 +19,12 @@ HEADER = "Evenkeel-Tenant"
 
 
 def url_of(store_url: str, tenant: str) -> str:
-    """Return the URL of the tenant's store within the service's; the default tenant uses the service's own."""
+    """Return the URL of the tenant's store, within the service's; for the default tenant it is the service's own."""
     return store_url if tenant == DEFAULT_TENANT else namespaced(store_url, tenant)
 
 
 def qualified(tenant: str, name: str) -> str:
-    """Return the name of a tenant's object in lists that cover all tenants, such as metrics and reports of damage."""
+    """Return the name of a tenant's object for lists that cover all tenants, such as metrics and reports of damage."""
     return name if tenant == DEFAULT_TENANT else f"{tenant}/{name}"
 
 

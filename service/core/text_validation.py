@@ -1,7 +1,7 @@
 """Rejection of text that no database or encoder can hold: NUL and unpaired surrogates.
 
-JSON can contain both as escapes, a path and a query NUL as ``%00``. The check is a dependency of the whole application,
-so that it runs before any value is validated, shown in an error or stored.
+JSON can contain both as escapes; a path or query can contain NUL as ``%00``. The check is a dependency of the whole
+application, so that it runs before any value is validated, shown in an error or stored.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ESCAPED = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 FIELD_LENGTH = 200
 
 Location = tuple["Location | None", str]
-"""Position in a document: the enclosing position, and the name or number within it."""
+"""Position in a document: the position of the enclosing object or list, and the name or index within it."""
 
 
 async def refuse_odd_text(request: Request) -> None:
-    """Reject a request that contains such text; a body without such escapes (most) is not parsed.
+    """Reject a request that contains NUL or an unpaired surrogate; a body without such escapes (most) is not parsed.
 
     Raises:
         Problem: 422 that names the field of the text.
@@ -46,7 +46,7 @@ async def refuse_odd_text(request: Request) -> None:
 
 
 def storable(text: str) -> str:
-    """Replace each such character in ``text`` by a mark, so that what a run quotes can still be shown."""
+    """Replace each NUL and unpaired surrogate in ``text`` by a mark, so that a run's text can be stored and shown."""
     return _ODD.sub("\ufffd", text)
 
 
@@ -61,7 +61,7 @@ def _is_odd(text: str) -> bool:
 
 
 def _find_odd_text(document: Any) -> Location | None:
-    """Return the position of the first such text.
+    """Return the position of the first text with NUL or an unpaired surrogate; None without one.
 
     Anyone may send this document, so there is no recursion, and no path is built before it is needed.
     """

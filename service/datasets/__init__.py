@@ -1,1 +1,1 @@
-"""Registered datasets and the files that they may name."""
+"""Registered datasets, and checks of the files that a dataset may name."""

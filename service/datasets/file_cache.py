@@ -1,6 +1,6 @@
 """A cache of results read from files, valid as long as the files are unchanged.
 
-It avoids reading the same footers again for every job on the same dataset.
+It avoids reading the same Parquet footers again for every job on the same dataset.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SETTLED_SECONDS = 2.0
 
 
 class FileCache(Generic[Result]):
-    """The latest ``size`` results, thread-safe. Calls that raise are not cached."""
+    """Thread-safe cache of the latest ``size`` results. A call that raises leaves no entry."""
 
     def __init__(self, size: int = 512):
         self._size = size
@@ -29,9 +29,9 @@ class FileCache(Generic[Result]):
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, files: Iterable[Path], look: Callable[[], Result]) -> Result:
-        """Return the result of ``look``, cached for ``key`` while ``files`` are unchanged.
+        """Return ``look()``, cached under ``key`` while ``files`` are unchanged.
 
-        Files are the same if their paths, inodes, sizes and times are.
+        Files count as unchanged if their paths, inodes, sizes and times are equal.
         """
         files = list(files)
         state = _state(files)

@@ -25,7 +25,7 @@ MAX_COLUMNS = 10_000
 MAX_DEPTH = 16
 MAX_ROW_GROUPS = 100_000
 MAX_ROW_GROUP_BYTES = 2**33
-"""Largest uncompressed size of a row group, all columns."""
+"""Largest uncompressed size of a row group, summed over all columns."""
 MAX_CHUNK_BYTES = 2**31
 """Largest uncompressed size of one column in one row group; no page can be larger."""
 _MAGIC = b"PAR1"
@@ -33,7 +33,7 @@ _passed: FileCache[None] = FileCache(size=10_000)
 
 
 def check(path: FilePath, field: str) -> None:
-    """Check a file against the limits; damage is left for its reader to report.
+    """Check a file against the limits; a damaged file passes, and its reader reports the damage.
 
     ``field``: the request's field that names the file.
 
@@ -72,7 +72,7 @@ def _check(path: FilePath, field: str) -> None:
 
 
 def _footer_bytes(path: FilePath) -> int | None:
-    """Return the footer's length from the file's last bytes; None if it is not a Parquet file."""
+    """Return the footer's length in bytes, read from the file's end; None if it is not a Parquet file."""
     try:
         with open(path, "rb") if isinstance(path, Path) else opened(path) as file:
             end = path.stat().st_size

@@ -26,7 +26,7 @@ from trainer.spec.uri_schemes import is_object, is_topic, split
 
 
 def data_problem(error: DataError, field: str) -> Problem:
-    """Return a 422 at ``field`` for an error in a user's data; a 503 where their storage does not answer."""
+    """Return a 422 at ``field`` for an error in a user's data, or a 503 if the storage of the data does not answer."""
     problem = FieldProblem(field, f"{error.where}: {error.what}", error.remedy)
     if isinstance(error, DataAwayError):
         detail = f"{problem.field}: {problem.message}"
@@ -37,7 +37,7 @@ def data_problem(error: DataError, field: str) -> Problem:
 def local_path(uri: str, beside: Path | None = None) -> Path:
     """Return the path of a local uri: absolute, ``file://``, or relative to the working directory.
 
-    ``beside``: the directory of a bare file name.
+    ``beside``: the directory to which a bare file name is relative.
 
     Raises:
         ValueError: The uri has another scheme or a host.
@@ -60,7 +60,8 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
 
     A path outside the data roots is not examined, so that the response reveals nothing about it.
 
-    ``field``: the request's field that contains the uri. ``beside``: the directory of a bare file name.
+    ``field``: the request's field that contains the uri. ``beside``: the directory to which a bare file name is
+    relative.
 
     Raises:
         Problem: 422 if the path lies outside the data roots or among the service's own files, is missing, cannot be
@@ -102,7 +103,7 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
 
 
 def _refuse_private(settings: Settings, location: str, field: str, named: str) -> None:
-    """Raise 422 for a file among the service's own: other tenants' too. A data root that lies there itself is data."""
+    """Raise 422 for a file among the service's own files, whichever tenant's; a data root among them is allowed."""
     roots = [root.rstrip("/") for root in (*map(str, settings.data_roots), *settings.object_roots)]
     for private in settings.private:
         meant = any(root != private and _within(root, private) and _within(location, root) for root in roots)
@@ -117,9 +118,9 @@ def _within(location: str, directory: str) -> bool:
 
 
 def data_files(path: Path) -> Iterator[Path]:
-    """Yield the data files of a file or a directory, and the files of a table's log, sorted.
+    """Yield the data files at ``path``, a file or a directory, and the log files of a table, sorted.
 
-    Hidden ones and others beginning with ``_`` are skipped.
+    In a directory, data files whose names begin with ``.`` or ``_`` are skipped.
     """
     if not path.is_dir():
         yield path
@@ -131,10 +132,10 @@ def data_files(path: Path) -> Iterator[Path]:
 
 
 def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = None) -> str:
-    """Return the uri as a run will read it: an absolute path, or the uri of objects below one of the object roots.
+    """Return the uri in the form that a run reads: an absolute path, or the uri of objects below an object root.
 
     Raises:
-        Problem: 422 if it is not allowed; 503 where its storage does not answer.
+        Problem: 422 if the uri is not allowed; 503 if its storage does not answer.
     """
     if is_topic(uri):
         return _allowed_topic(settings, uri, field)
@@ -165,7 +166,7 @@ def allowed_uri(settings: Settings, uri: str, field: str, beside: str | None = N
 
 
 def _allowed_topic(settings: Settings, uri: str, field: str) -> str:
-    """Return the uri of a topic whose brokers are roots, else raise 422; the brokers are not contacted."""
+    """Return the uri of a topic if a topic root covers it, else raise 422; the brokers are not contacted."""
     parts = brokers_and_topic(uri)
     if parts is None:
         raise invalid(FieldProblem(field, f"'{shown(uri)}' is not kafka://HOST:PORT,HOST:PORT/TOPIC"))
@@ -181,7 +182,7 @@ def _allowed_topic(settings: Settings, uri: str, field: str) -> str:
 
 
 def shown(uri: str) -> str:
-    """Return the uri without what may be a password."""
+    """Return the uri without its part that may be a password."""
     scheme, key = split(uri)
     return f"{scheme}://{key.rpartition('@')[2]}"
 

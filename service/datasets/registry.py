@@ -75,7 +75,7 @@ def _no_column(field: str, column: str, uri: str, columns: Iterable[str]) -> Fie
 
 
 def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
-    """Yield (field, column) for each column of the main file that the dataset names, a feature's own name included."""
+    """Yield (field, column) for each column of the main file that the dataset names, itself or by a feature's name."""
 
     def column_of(name: str) -> str:
         feature = spec.features.get(name)
@@ -105,7 +105,7 @@ def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
 
 
 def _columns(path: str, field: str) -> list[str]:
-    """Return the columns of a file or directory; raise 422 if it is missing or not readable as what it claims to be."""
+    """Return the columns of a file or directory; raise 422 if it is missing or not readable in its format."""
     try:
         return _named.get(path, paths.data_files(Path(path)), lambda: infer.column_names(path))
     except DataError as error:
@@ -115,9 +115,9 @@ def _columns(path: str, field: str) -> list[str]:
 async def register(
     database: Database, connection: AsyncConnection, spec: DatasetSpec, tenant: str
 ) -> tuple[dict[str, Any], bool]:
-    """Register a dataset; return it as shown to users, and whether it is new.
+    """Register a dataset; return (the dataset as shown to users, True if it is new).
 
-    Registering the same spec again is not a conflict.
+    Registering the same spec again is allowed and changes nothing.
 
     Raises:
         Problem: 409 if another spec is registered under this name.
@@ -163,7 +163,7 @@ async def _row(connection: AsyncConnection, tenant: str, name: str) -> DatasetRo
 
 
 def view(row: DatasetRow) -> dict[str, Any]:
-    """Return the spec's own fields and ``created_at``."""
+    """Return a registered dataset as shown to users: the fields of its spec, and ``created_at``."""
     return {**row["spec"], "created_at": row["created_at"]}
 
 
@@ -179,7 +179,7 @@ def profile(settings: Settings, spec: DatasetSpec) -> dict[str, Any]:
 
 
 def propose(settings: Settings, uri: str, name: str | None) -> dict[str, Any]:
-    """Propose a manifest for a file under the data roots, with the uri as given; blocking.
+    """Propose a dataset manifest for a file under the data roots; its uri is ``uri`` unchanged. Blocking.
 
     Raises:
         Problem: 422 if the file is not allowed or cannot be read.

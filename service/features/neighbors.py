@@ -1,9 +1,9 @@
-"""Nearest-neighbour search for the route: one search per version, with indexes that are built beside the requests.
+"""Nearest-neighbour search for the route: one search per version, with indexes that other processes build.
 
 A large version is searched exactly until its index is ready. The first search starts the build: a low-priority process
 writes it to ``$EVENKEEL_HOME/neighbors/TENANT/COLLECTION/``, one on this host however many workers ask, and every
-worker maps the file. Indexes of versions that are no longer searched are removed. So are all of a collection from
-before ids were erased from it, by whatever process: the file's name contains the number of erasures.
+worker maps the file. Indexes of versions that are no longer searched are removed. So are all indexes of a collection
+made before ids were erased from it, in whichever process: the file's name contains the number of erasures.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from service.features.snapshots import identity_of
 log = logging.getLogger("evenkeel")
 
 NUM_SEARCHES = 4
-"""Versions whose search stays in memory."""
+"""Number of versions whose search stays in memory."""
 KEPT_INDEXES = 3
 """Most indexes of a collection on disk."""
 RETRY_SECONDS = 600.0
 
 
 class Neighbors:
-    """Searches by version. Thread-safe."""
+    """Searches for nearest neighbours, one per version. Thread-safe."""
 
     def __init__(self, store_url: str, directory: Path, exact_rows: int = EXACT_ROWS):
         self._store_url = store_url
@@ -50,13 +50,13 @@ class Neighbors:
     def search(
         self, reader: VersionReader, query: Any, k: int, tenant: str = DEFAULT_TENANT, *, erasures: int
     ) -> tuple[list[tuple[Any, float]], bool] | None:
-        """Return ([(id, cosine)], whether exact) of the ``k`` nearest items, best first.
+        """Return ([(id, cosine)], is_exact) for the ``k`` nearest items, best first.
 
-        ``query`` is an id, which is left out of the result, or a vector. ``erasures``: how often ids were erased from
-        the collection, determined before ``reader`` was opened.
+        ``is_exact`` is False if an index chose the candidates. ``query`` is an id, which is left out of the result, or
+        a vector. ``erasures``: number of erasures in the collection, which must be read before ``reader`` is opened.
 
         Returns:
-            None for an id that the version does not contain, or contains without a vector.
+            The pair above, or None for an id that the version does not contain or has no vector for.
         """
         own_row = -1
         if isinstance(query, (int, str)):
@@ -101,8 +101,8 @@ class Neighbors:
     def _drop_earlier(self, path: Path, version: str, erasures: int) -> None:
         """Discard outdated data of the collection.
 
-        That is what dates from before ids were erased from it, and for the version, from when the store had other rows
-        under its name.
+        That is all data made before the latest erasure, and data for rows that the store had under this version's name
+        before it was restored or created anew.
         """
 
         def is_earlier(other: Path) -> bool:
@@ -114,7 +114,7 @@ class Neighbors:
             other.unlink(missing_ok=True)
 
     def _drop(self, is_meant: Callable[[Path], bool]) -> None:
-        """Stop builders and discard searches of the indexes that ``is_meant`` selects."""
+        """Stop the builders and discard the searches of all indexes whose path ``is_meant`` accepts."""
         for path in filter(is_meant, list(self._builders)):
             builder, _ = self._builders.pop(path)
             builder.terminate()
@@ -132,7 +132,7 @@ class Neighbors:
         return NeighborSearch(reader.vectors, reader.statuses)
 
     def _ask_for(self, path: Path, tenant: str, collection: str, version: str) -> None:
-        """Start a builder, unless one is running or failed a short while ago."""
+        """Start a process that builds the index, unless one is running or failed a short while ago."""
         building = self._builders.get(path)
         if building is not None:
             builder, started = building
@@ -151,7 +151,10 @@ class Neighbors:
 
 
 def _remove_old(path: Path) -> None:
-    """Remove the oldest of the collection's other indexes; a process that has mapped one can read it on."""
+    """Remove the collection's oldest indexes except ``path``.
+
+    A process that has mapped a removed file can still read it.
+    """
     try:
         others = sorted(path.parent.glob("*.usearch"), key=lambda other: other.stat().st_mtime)
         for other in others[: max(len(others) - KEPT_INDEXES + 1, 0)]:

@@ -15,11 +15,11 @@ from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of, chunks
 
 PARQUET = "application/vnd.apache.parquet"
 GROUP_VALUES = 2**22
-"""Vector coordinates in a row group: 16 MB of float32."""
+"""Number of vector coordinates in a row group: 16 MB as float32."""
 
 
 class _Sink:
-    """The file that Parquet is written to and that the response reads from."""
+    """File-like object to which Parquet is written and from which the response reads."""
 
     closed = False
 
@@ -50,7 +50,8 @@ class _Sink:
 def parquet_chunks(reader: VersionReader) -> Iterator[bytes]:
     """Yield the version as Parquet: id, status (word), norm, count, vector.
 
-    The metadata contains collection, version and anchor generation. A reader that stops leaves nothing behind.
+    The metadata contains collection, version and anchor generation. If the caller stops iterating, nothing is left
+    behind.
     """
     names = ("collection", "version", "anchor_generation")
     metadata = {f"evenkeel.{name}": str(getattr(reader.manifest, name)) for name in names}
@@ -79,7 +80,7 @@ def parquet_chunks(reader: VersionReader) -> Iterator[bytes]:
 def identity_of(reader: VersionReader) -> str:
     """Return a string that identifies the rows of a version.
 
-    It differs after ids were erased from the version, and in a store that was created anew.
+    The string changes if ids are erased from the version, or if the store is created anew.
     """
     manifest = reader.manifest
     rows = (manifest.collection, manifest.version, manifest.created_at, len(manifest.erasures))

@@ -52,7 +52,10 @@ async def in_store(call: Callable[Arguments, Result], *args: Arguments.args, **k
 
 
 def rereading(collection: Collection, call: Callable[[], Result]) -> Result:
-    """Call again, with readers opened anew, if the rows of an open one are gone: the store may have been restored."""
+    """Return ``call()``; if an open reader's rows are gone, reopen the collection's readers and call again.
+
+    Rows of an open reader are gone if the store was restored from a backup.
+    """
     try:
         return call()
     except RowsGone:
@@ -79,7 +82,7 @@ def problem_of(error: ValueError) -> Problem:
 
 
 def ids_as(id_type: str, ids: list[Any]) -> list[Any]:
-    """Return ``ids`` (all integers or all strings, as in JSON) in the collection's own type.
+    """Convert ``ids`` (all integers or all strings, as in JSON) to the collection's id type.
 
     Decimal strings are accepted for int64 ids, because JavaScript loses integers beyond 2^53; integers for string ids
     become their decimals.
@@ -105,7 +108,7 @@ def ids_as(id_type: str, ids: list[Any]) -> list[Any]:
 def accepted(accept: str | None, offered: tuple[str, ...]) -> str:
     """Return the offered media type that an Accept header prefers.
 
-    The first of ``offered`` is the default, without a header or with ``*/*``.
+    Without a header, or with ``*/*``, this is the first of ``offered``.
 
     Raises:
         Problem: 406 if none of them is acceptable.

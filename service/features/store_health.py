@@ -19,7 +19,7 @@ class Answer(NamedTuple):
     """The state of a remote store.
 
     ``reached``: the server answers. ``serves``: fetches are answered, possibly from data on this machine. ``message``:
-    for anyone who asks /readyz; the server's address and what it said appear only in the log.
+    text for /readyz, which anyone may read; the server's address and its error appear only in the log.
     """
 
     reached: bool

@@ -1,4 +1,4 @@
-"""Collections as lists and the dashboard show them."""
+"""Summaries of collections for lists and the dashboard."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from embeddings.store import Collection, default_view
 
 
 def summary(collection: Collection) -> dict[str, Any]:
-    """Return a collection as lists show it; ``current`` is null before its first publication.
+    """Return the summary of a collection; its ``current`` is None before the first publication.
 
-    ``held``: how many versions were held in a row since the last switch, since when, and which; ``max_held`` of them
-    call somebody; ``diagnosis`` is that of the newest.
+    Its ``held`` describes the versions held since the current version last changed: their number, the time of the
+    first, and their names. At ``max_held`` of them somebody is notified. ``diagnosis`` is the diagnosis of the newest.
     """
     current = collection.current()
     manifests = collection.versions()

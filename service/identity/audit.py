@@ -1,10 +1,10 @@
-"""The audit log: who did what to which object, when, from where.
+"""The audit log: who did what to which object, when, and from which address.
 
-Every request that needs a scope to change something is recorded, refused ones too, before its response is sent: what a
-caller knows to be done is in the log. Entries of requests that are answered at the same time share one transaction.
-While the database cannot be written, entries go to ``audit_pending.jsonl`` under ``EVENKEEL_HOME`` (0600); the next
-entry that reaches the database transfers them. If that file cannot be written either, as on a full disk, the entry
-becomes a line of the service's log, and the response stays the same.
+Every request that needs a scope to change something is recorded, even if it is refused, before its response is sent. So
+the log contains everything that a caller was told is done. Entries of requests that are answered at the same time share
+one transaction. While the database cannot be written, entries go to ``audit_pending.jsonl`` under ``EVENKEEL_HOME``
+(0600); the next entry that reaches the database transfers them. If that file cannot be written either, as on a full
+disk, the entry becomes a line of the service's log, and the response stays the same.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ log = logging.getLogger("evenkeel")
 
 
 def entry(principal: Principal, tenant: str, action: str, target: str, status: int, address: str) -> AuditRow:
-    """Return a row of the table.
+    """Return a row of the audit table for one request.
 
     ``tenant``: the owner of the object that the request was about. ``action``: method and route, such as ``DELETE
-    /v1/jobs/{job_id}``. ``target``: the path of what was created or changed.
+    /v1/jobs/{job_id}``. ``target``: the path of the object that was created or changed.
     """
     return {
         "id": tables.new_id("audit"),
@@ -56,7 +56,7 @@ def entry(principal: Principal, tenant: str, action: str, target: str, status: i
 
 
 class Audit:
-    """Writes the audit log; ``record`` enters one request.
+    """Writer of the audit log; ``record`` enters one request.
 
     ``file`` holds the entries that the database could not accept.
     """
@@ -68,7 +68,7 @@ class Audit:
         self._writing: asyncio.Task[None] | None = None
 
     async def record(self, row: AuditRow) -> None:
-        """Enter one request; never raises if the database or disk cannot accept it."""
+        """Enter one request; raises nothing even if neither database nor disk accepts the entry."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._entered(row)
@@ -85,7 +85,7 @@ class Audit:
                 await self._take_along()
 
     async def _entered(self, row: AuditRow) -> None:
-        """Return once the entry is committed; entries that arrive while one commit is in progress share the next."""
+        """Wait until the entry is committed; entries that arrive during a commit share the next commit."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((row, done))
         if self._writing is None:
@@ -102,7 +102,7 @@ class Audit:
             self._writing = None
 
     async def _write(self, batch: list[tuple[AuditRow, asyncio.Future[None]]]) -> None:
-        """Settle each future of the batch; an entry that the database refuses does not block the others."""
+        """Insert the entries and settle each one's future; an entry that the database refuses does not block others."""
         if not batch:
             return
         error: Exception | None = None
@@ -149,9 +149,9 @@ class Audit:
                 raise
 
     async def _take_along(self) -> None:
-        """Enter the pending entries of the file.
+        """Insert the pending entries of ``file`` into the database, and empty the file.
 
-        If the process dies between commit and truncation, the next attempt finds that they are entered already.
+        If the process dies between commit and truncation, the next attempt inserts no entry twice.
         """
         try:
             with _locked(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB) as descriptor:
@@ -171,8 +171,7 @@ class Audit:
 def _whole(text: bytes) -> Iterator[AuditRow]:
     """Yield the complete entries of the file.
 
-    The request of a truncated entry had not been answered when its process was killed; it becomes a line of the
-    service's log.
+    A truncated entry, whose process was killed before it answered the request, becomes a line of the service's log.
     """
     for line in text.splitlines():
         try:
@@ -191,7 +190,7 @@ def _text(row: AuditRow) -> str:
 
 @contextmanager
 def _locked(path: Path, how: int) -> Iterator[int]:
-    """Open and lock the file; raise BlockingIOError if another process holds it and ``how`` does not wait."""
+    """Open and lock the file; raise BlockingIOError if another process has locked it and ``how`` does not wait."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, how)
@@ -203,7 +202,7 @@ def _locked(path: Path, how: int) -> Iterator[int]:
 def listing(
     tenant: str | None, key_id: str | None, since: datetime.datetime | None, until: datetime.datetime | None
 ) -> sa.Select[Any]:
-    """Return a query for entries by filter; ``tenant`` None selects all tenants."""
+    """Return a query for the entries that match all filters given; ``tenant`` None selects all tenants."""
     table = tables.audit
     query = sa.select(table)
     for column, value in ((table.c.tenant, tenant), (table.c.key_id, key_id)):

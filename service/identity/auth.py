@@ -1,4 +1,4 @@
-"""From a request to a :class:`~service.identity.keys.Principal`: bearer key or session cookie, scope, cookie origin.
+"""Authentication of requests: from a bearer key or session cookie to a :class:`~service.identity.keys.Principal`.
 
 In a route: ``principal: Annotated[Principal, Depends(require("jobs:read"))]``.
 """
@@ -36,10 +36,11 @@ from trainer.spec import NAME_PATTERN
 COOKIE = "evenkeel_session"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 ANSWER_SECONDS = 10.0
-"""Longest wait for the database with a credential that is not cached."""
+"""Longest wait for the database when it must look up a credential that is not cached."""
 SAVED_AGAIN_SECONDS = 60.0
 WRONG_PER_SECOND, WRONG_AT_ONCE = 20.0, 400.0
-"""Failed logins per address, rate and burst, before unknown keys are rejected without a database lookup."""
+"""Rate and burst of wrong credentials from an address above which unknown keys are rejected without a database lookup.
+"""
 log = logging.getLogger("evenkeel")
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer ek_...`.")
@@ -47,7 +48,7 @@ _cookie = APIKeyCookie(name=COOKIE, auto_error=False, description="The dashboard
 
 
 AWAY = (DatabaseError, InterfaceError, PoolTimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
-"""Errors of an unreachable database; the driver's own are raised while a connection is opened."""
+"""Errors of an unreachable database; asyncpg's own are raised while a connection is opened."""
 
 
 @dataclasses.dataclass
@@ -60,10 +61,10 @@ class _Cached:
 
 
 class Authenticator:
-    """Looks credentials up and caches a bounded number, so that fetch continues while the database is down.
+    """Looks up credentials and caches a bounded number, so that vectors can be fetched while the database is down.
 
-    A cached answer is valid for ``fresh_seconds`` (how late a revocation in another process may take effect). While the
-    database cannot be reached, it stays valid for ``stale_seconds``; for a known key the database is tried for
+    A cached result is valid for ``fresh_seconds``, the longest delay of a revocation in another process. While the
+    database cannot be reached, it stays valid for ``stale_seconds``. For a cached key the database is tried for
     ``patience_seconds``, and not again within ``retry_seconds``. ``file`` is where :meth:`keep_informed` saves the
     keys.
     """
@@ -183,7 +184,7 @@ class Authenticator:
         """Do one round of :meth:`keep_informed`.
 
         Raises:
-            Exception: One of the errors in AWAY; the database cannot be reached.
+            Exception: An error of a type in AWAY, if the database cannot be reached.
         """
         forgotten = self._forgotten
         async with self._in_time(ANSWER_SECONDS), self._database.read() as connection:
@@ -232,12 +233,12 @@ def unauthorized(detail: str) -> Problem:
 
 
 def address_of(request: Request) -> str:
-    """Return the address of the peer, which is that of the proxy if there is one."""
+    """Return the address of the peer, which is the proxy's address if there is a proxy."""
     return request.client.host if request.client is not None else ""
 
 
 def network_of(address: str) -> str:
-    """Return the range from which one sender can choose addresses: the /64 of an IPv6 address, else the address."""
+    """Return the network that one sender is assumed to control: the /64 of an IPv6 address, else the address itself."""
     try:
         parsed = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:

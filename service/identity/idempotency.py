@@ -1,9 +1,10 @@
-"""``Idempotency-Key``: the same key and body take effect once within 24 hours, however often sent, also in parallel.
+"""``Idempotency-Key``: requests with the same key and body take effect once within 24 hours, even if sent in parallel.
 
-A request whose work is one transaction claims its key in that transaction (:func:`take`): a parallel one waits for it,
-and finds the work done. If the work needs more, as a promotion does, a request reserves its key in a transaction of its
-own, does its work, and completes the key in the transaction of that work. A reservation whose request died is taken
-over after a minute; the previous holder can then no longer complete it. A refused request frees its key.
+A request whose work is one transaction claims its key in that transaction (:func:`take`): a parallel request waits for
+it, and finds the work done. If the work needs more than one transaction, as a promotion does, a request reserves its
+key in a transaction of its own. It then does its work, and completes the key in the transaction of the work. A
+reservation whose request died is taken over after a minute; the previous holder can then no longer complete it. A
+refused request frees its key.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MAX_LENGTH = 255
 
 
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=MAX_LENGTH)]
-"""The header, for routes."""
+"""Type of a route's parameter that receives the header."""
 Result = TypeVar("Result")
 
 
@@ -59,12 +60,12 @@ async def once(
     body: str,
     act: Callable[[Reservation | None], Awaitable[Result]],
 ) -> Result | Done:
-    """Return the result of ``act``, or what an earlier request with the key did.
+    """Return the result of ``act``, or the :class:`Done` of an earlier request with the key.
 
-    ``body``: what was requested, and of which object. ``act`` does the work and completes the reservation that it
-    receives; without a ``key`` it is just called.
+    ``body``: text that identifies the request and its object. ``act`` does the work and completes the reservation that
+    it receives. Without a ``key`` it receives None.
 
-    Raises as :func:`take`.
+    Raises the same errors as :func:`take`.
     """
     if key is None:
         return await act(None)
@@ -79,7 +80,7 @@ async def once(
 
 
 async def reserve(database: Database, key_id: str, key: str, body: str) -> Reservation | Done:
-    """Reserve the key in a transaction of its own, or return what an earlier request with it did."""
+    """Reserve the key in a transaction of its own, or return the result of an earlier request with the key."""
     async with database.write() as connection:
         return await take(database, connection, key_id, key, body)
 
@@ -89,7 +90,7 @@ async def take(
 ) -> Reservation | Done:
     """Claim the key until the transaction ends; a parallel request waits for that end.
 
-    ``job_id``: the job that is created in this transaction, which completes the key.
+    ``job_id``: the job that this transaction creates; given, it completes the key at once.
 
     Raises:
         Problem: 422 if the key was used for another body, 409 if its first request is still in progress.
@@ -113,7 +114,7 @@ async def take(
 
 
 async def done_before(connection: AsyncConnection, key_id: str, key: str, body: str) -> Done | None:
-    """Return the result of an earlier request with the key; None without one. Raises as :func:`take` does."""
+    """Return the result of an earlier request with the key, or None; raises the same errors as :func:`take`."""
     return await _before(connection, key_id, key, digest(body), tables.now())
 
 
@@ -144,7 +145,7 @@ async def complete(
 ) -> None:
     """Complete the key in the transaction of the work; does nothing for a request without a key.
 
-    Either ``job_id``, the job that was created or changed, or ``answer``, the response as JSON, is given.
+    Give either ``job_id``, the job that was created or changed, or ``answer``, the response as JSON.
 
     Raises:
         Problem: 409 if another request has taken over the key.

@@ -36,10 +36,10 @@ KNOWN_KEYS_FILE = "known_keys.json"
 
 @dataclasses.dataclass(frozen=True)
 class Principal:
-    """The sender of a request, and the tenant it is about.
+    """The sender of a request, and the tenant that the request is about.
 
-    The scope ``admin`` allows everything. ``acting``: True for an operator who acts for a tenant, and sees its data
-    alone.
+    The scope ``admin`` allows everything. ``acting``: True for an operator who acts for a tenant and therefore sees
+    only that tenant's data.
     """
 
     key_id: str
@@ -54,7 +54,7 @@ class Principal:
 
     @property
     def is_operator(self) -> bool:
-        """True for the operator's own key: an admin key of the default tenant, also while it acts for another one."""
+        """True for an operator's key: an admin key of the default tenant, even while it acts for another tenant."""
         return "admin" in self.scopes and (self.acting or self.tenant == DEFAULT_TENANT)
 
     @property
@@ -68,7 +68,7 @@ def digest(secret: str) -> str:
 
 
 def _new_secret() -> tuple[str, str]:
-    """Return a new key, and its prefix."""
+    """Return (new key, its prefix)."""
     prefix = secrets.token_hex(4)
     return f"ek_{prefix}_{secrets.token_urlsafe(24)}", prefix
 
@@ -80,7 +80,7 @@ async def create(
     expires_at: datetime.datetime | None = None,
     tenant: str = DEFAULT_TENANT,
 ) -> tuple[str, KeyRow]:
-    """Create a key; return the key itself, which is shown once and not stored, and its row."""
+    """Create a key; return (the key itself, which is shown once and not stored; its row)."""
     key, prefix = _new_secret()
     row: KeyRow = {
         "id": tables.new_id("key"),
@@ -102,7 +102,7 @@ async def create(
 
 
 async def get(connection: AsyncConnection, key_id: str, tenant: str | None = None) -> KeyRow | None:
-    """Return the row, locked until the transaction ends, or None; ``tenant`` None allows any tenant."""
+    """Return a key's row, locked until the transaction ends, or None; ``tenant`` None allows any tenant."""
     query = sa.select(tables.api_key).where(tables.api_key.c.id == key_id).with_for_update()
     if tenant is not None:
         query = query.where(tables.api_key.c.tenant == tenant)
@@ -112,7 +112,8 @@ async def get(connection: AsyncConnection, key_id: str, tenant: str | None = Non
 async def rotate(connection: AsyncConnection, row: KeyRow, overlap: datetime.timedelta) -> tuple[str, KeyRow]:
     """Give a live key a new secret; return the key itself and its row.
 
-    The previous secret stays valid for ``overlap``; an even older one ends. Without overlap the key's sessions end too.
+    The previous secret stays valid for ``overlap``; an even older secret becomes invalid. If ``overlap`` is zero, the
+    key's sessions end too.
     """
     key, prefix = _new_secret()
     now = tables.now()
@@ -131,7 +132,7 @@ def is_live(row: KeyRow) -> bool:
 
 
 def tenants(tenant: str | None = None) -> sa.Select[Any]:
-    """Return a query for ``name`` and ``num_keys`` (usable ones) of every tenant that has had a key, or of one."""
+    """Return a query for ``name`` and ``num_keys`` (usable keys) of every tenant that had a key, or of ``tenant``."""
     key = tables.api_key.c
     live = sa.and_(key.revoked_at.is_(None), sa.or_(key.expires_at.is_(None), key.expires_at > tables.now()))
     query = sa.select(key.tenant.label("name"), sa.func.count(sa.case((live, 1))).label("num_keys"))
@@ -142,7 +143,7 @@ def tenants(tenant: str | None = None) -> sa.Select[Any]:
 
 
 async def revoke(connection: AsyncConnection, key_id: str) -> bool:
-    """Revoke a key and end its sessions; return whether it exists. Revoking twice changes nothing."""
+    """Revoke a key and end its sessions; return True if the key exists. Revoking twice changes nothing."""
     known_id = await connection.scalar(sa.select(tables.api_key.c.id).where(tables.api_key.c.id == key_id))
     if known_id is None:
         return False
@@ -169,9 +170,9 @@ async def find(connection: AsyncConnection, key: str) -> Principal | None:
 
 
 async def live(connection: AsyncConnection, limit: int) -> dict[str, Principal]:
-    """Return the principals of usable keys by digest, previous secrets included.
+    """Return a mapping from the digest of each usable key, previous secrets included, to its principal.
 
-    The newest keys come first, at most ``limit`` of them.
+    It contains at most the ``limit`` newest keys, newest first.
     """
     key = tables.api_key
     usable = sa.and_(key.c.revoked_at.is_(None), sa.or_(key.c.expires_at.is_(None), key.c.expires_at > tables.now()))
@@ -212,7 +213,7 @@ async def close_session(connection: AsyncConnection, token: str) -> None:
 
 
 def _principal(row: KeyRow, until: datetime.datetime | None = None) -> Principal | None:
-    """Return the principal, or None if the key is not usable any more; ``until``: expiry of the secret sent, if any."""
+    """Return the principal, or None if the key is not usable; ``until`` is the expiry of the secret sent, if any."""
     ends = min((at for at in (row["expires_at"], until) if at is not None), default=None)
     if row["revoked_at"] is not None or (ends is not None and ends <= tables.now()):
         return None
@@ -262,7 +263,7 @@ async def reset_admin(settings: Settings) -> str:
 
 
 def write_admin_key(settings: Settings, key: str) -> None:
-    """Write the file atomically, readable only by its owner from the first byte on."""
+    """Write ``admin.key`` atomically, readable only by its owner from the first byte on."""
     path = settings.admin_key_file
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, f"{key}\n".encode(), mode=0o600)
@@ -271,9 +272,10 @@ def write_admin_key(settings: Settings, key: str) -> None:
 class KnownKeys(NamedTuple):
     """Keys in a file, for a process that serves vectors and starts while the database is down.
 
-    The file (0600) holds what the database contained when it last answered: SHA-256 of each key, its id, name, tenant,
-    scopes and expiry. It never holds a key itself: a key has 192 random bits, so its hash gives no access.
-    ``principals`` by the key's digest; ``confirmed_at``: when the database confirmed them, seconds since 1970.
+    For each key in the database when it last answered, the file (0600) has its SHA-256, id, name, tenant, scopes and
+    expiry. It never holds a key itself: a key has 192 random bits, so its hash gives no access. ``principals`` maps a
+    key's digest to its principal. ``confirmed_at`` is the time at which the database confirmed them, in seconds since
+    1970.
     """
 
     principals: dict[str, Principal]
@@ -281,7 +283,7 @@ class KnownKeys(NamedTuple):
 
 
 def load_known(path: Path) -> KnownKeys:
-    """Return the file's content; no keys if it is missing or incomplete (then the database is asked)."""
+    """Return the file's content; without keys if it is missing or incomplete, so that the database is asked."""
     try:
         document = json.loads(path.read_text("utf-8"))
         principals = {row["hash"]: _known_principal(row) for row in document["keys"]}
@@ -291,7 +293,7 @@ def load_known(path: Path) -> KnownKeys:
 
 
 def save_known(path: Path, principals: Mapping[str, Principal], confirmed_at: float) -> None:
-    """Replace the file atomically.
+    """Replace the file of known keys atomically.
 
     Raises:
         OSError: The file cannot be written.

@@ -1,4 +1,4 @@
-"""Limits on a key's requests and an address's wrong keys: a token bucket each, in this process."""
+"""Limits on requests per key and wrong keys per address: one token bucket for each, in this process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ SIZE = 10_000
 
 
 class RateLimit:
-    """Allows ``per_second`` requests per name, and ``burst`` at once.
+    """Token buckets that allow each name ``per_second`` requests, and ``burst`` requests at once.
 
-    The default burst is what two seconds allow; 0 per second means no limit. The latest ``SIZE`` names are remembered.
-    With several processes behind one address, each counts separately.
+    The default burst is the number of requests allowed in two seconds; ``per_second`` 0 means no limit. The latest
+    ``SIZE`` names are remembered. Several processes behind one address count separately.
     """
 
     def __init__(self, per_second: float, burst: float | None = None):
@@ -22,7 +22,7 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_seconds(self, name: str, now: float | None = None, *, count: bool = True) -> float:
-        """Return 0 if the request may be answered, else the seconds to wait for the next one.
+        """Return 0 if a request of ``name`` is allowed now, else the seconds to wait before the next request.
 
         An allowed request is counted unless ``count`` is False.
         """

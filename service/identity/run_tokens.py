@@ -1,7 +1,7 @@
-"""Tokens of runs on other machines: each is valid for one attempt of one run, signed, and grants nothing else.
+"""Signed tokens of runs on other machines, each of which grants access for one attempt of one run and nothing else.
 
 A token contains its purpose and expiry, signed with a secret of this EVENKEEL_HOME. It becomes invalid when it expires,
-and when the job's row names another attempt or lease, or none any more (:func:`holds`).
+and when the job's row names another attempt, another lease or no lease (:func:`holds`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RENEW_SECONDS = 24 * 3600.0
 
 
 class Claim(NamedTuple):
-    """Content of a token: the attempt of the run, its lease, and the expiry (seconds since 1970)."""
+    """Content of a token: run, attempt, hash of the attempt's lease, and expiry (seconds since 1970)."""
 
     run_id: str
     attempt: int
@@ -45,7 +45,7 @@ def issue(home: Path, run_id: str, attempt: int, lease: str) -> str:
 
 
 def read(home: Path, token: str) -> Claim | None:
-    """Return the content of a token; None if it was not issued here or has expired."""
+    """Return the content of a token; None if this home did not issue it or it has expired."""
     payload, _, signature = token.removeprefix(PREFIX).rpartition(".")
     if not token.startswith(PREFIX) or not token.isascii() or not payload:
         return None
@@ -72,7 +72,7 @@ def _signature(home: Path, payload: str) -> str:
 
 
 def _secret(home: Path) -> bytes:
-    """Return the secret of the home, created by the first process that needs it."""
+    """Return the home's signing secret, which the first process that needs it creates."""
     path = home / SECRET_FILE
     while True:
         try:

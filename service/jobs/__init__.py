@@ -1,1 +1,1 @@
-"""Jobs from submission to their final state: records, admission, the runner, run events, executors."""
+"""Jobs from submission to their final state: database records, admission, the runner, run events, executors."""

@@ -1,8 +1,8 @@
-"""Admission of a run beside the running ones: its needs, the host's resources, and messages about both.
+"""Decisions whether a run may start in addition to the running ones, from its needs and the host's free resources.
 
-Jobs are served in order: the job at the head of the queue waits until there is room for it, and no other passes it but
-one of its tenant's with a higher priority, so that a large job is not starved by small ones. A run's needs are reserved
-from its claim until its last process has exited. All functions are pure except :func:`host`.
+Jobs are served in order: the job at the head of the queue waits until there is room for it, and only a job of the same
+tenant with a higher priority may pass it. So a large job is not starved by small ones. A run's needs are reserved from
+its claim until its last process has exited. All functions are pure except :func:`host`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from trainer.spec import JobSpec
 
 
 class ResourceRequest(NamedTuple):
-    """Resources that all workers of a run use together; memory includes everything beside the workers.
+    """Resources that all workers of a run use together; the memory includes the run's other processes.
 
-    ``counted``: the rows of its tables were counted; otherwise memory is a lower bound. ``fewer``: with how many
-    workers less the run may begin too, most first, each with its memory.
+    ``counted`` is True if the rows of the tables were counted; otherwise the memory is a lower bound. ``fewer`` lists
+    the smaller numbers of workers with which the run may also begin, largest first, as pairs (workers, memory in
+    bytes).
     """
 
     workers: int
@@ -33,16 +34,16 @@ class ResourceRequest(NamedTuple):
     fewer: tuple[tuple[int, int], ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """Return the form in which the job stores it."""
+        """Return the request as JSON, in the form stored with the job."""
         return {name: value for name, value in self._asdict().items() if name != "fewer" or value}
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> ResourceRequest:
-        """Read what :meth:`document` wrote."""
+        """Return the request that :meth:`document` converted."""
         return cls(**{**document, "fewer": tuple((count, memory) for count, memory in document.get("fewer", ()))})
 
     def choices(self) -> list[ResourceRequest]:
-        """Return the run's needs for each number of workers that it may begin with, most first."""
+        """Return the run's needs for each number of workers that it may begin with, largest number first."""
         each = self.cores / self.workers, self.gpus / self.workers
         return [self._replace(fewer=())] + [
             ResourceRequest(count, count * each[0], memory, count * each[1], self.counted)
@@ -50,14 +51,14 @@ class ResourceRequest(NamedTuple):
         ]
 
     def taken(self, workers: int | None) -> ResourceRequest:
-        """Return the needs of an attempt with so many workers; None: with all of them."""
+        """Return the needs of an attempt with ``workers`` workers; None means all workers."""
         return next((choice for choice in self.choices() if choice.workers == workers), self)
 
 
 def needs_of(
     spec: JobSpec, memory: RankMemory, counted: bool, fewer: Mapping[int, RankMemory] | None = None
 ) -> ResourceRequest:
-    """Return a run's needs; ``memory`` is each rank's, ``fewer`` that with fewer workers, by their number."""
+    """Return a run's needs; ``memory`` is per rank, ``fewer`` maps smaller numbers of workers to memory per rank."""
     resources = spec.resources
     workers = resources.num_workers
     return ResourceRequest(
@@ -71,7 +72,7 @@ def needs_of(
 
 
 def host(settings: Settings) -> FreeResources:
-    """Return the resources of this machine that runs may use: all, or what the settings say."""
+    """Return the resources of this machine that runs may use: all of them, or the amounts in the settings."""
     cores = settings.host_cores
     gpus = settings.host_gpus
     return FreeResources(
@@ -82,7 +83,7 @@ def host(settings: Settings) -> FreeResources:
 
 
 def impossible(needs: ResourceRequest, room: FreeResources) -> tuple[str, str] | None:
-    """Return needs that can never fit this host, with the arithmetic and the remedy; or None."""
+    """Return (message with the arithmetic, remedy) for needs that can never fit this host; None if they can."""
     # A bound on memory is no reason to refuse: the run counts its rows, and refuses then what does not fit.
     short = [scarce for scarce in _short(needs, room) if needs.counted or scarce[0] != "memory"]
     if not short:
@@ -103,7 +104,7 @@ def obstacle(
 ) -> str | None:
     """Return the reason why a run cannot start now, with figures; None if it can.
 
-    ``held``: what the runs that have not exited yet use of the host, by job.
+    ``held`` maps the jobs whose runs have not exited yet to the resources that they use.
     """
     if not held:
         return None  # one that fits alone is never kept waiting by rounding
@@ -130,8 +131,8 @@ def cluster_obstacle(
 ) -> str | None:
     """Return the reason why a run cannot start on the cluster now; None if it can.
 
-    Every worker must fit on one of ``nodes``; None if the cluster does not report what is free on each, and only the
-    number of runs is limited.
+    Every worker must fit on one of ``nodes``, given by their free resources. If the cluster does not report these,
+    ``nodes`` is None, and only the number of runs is limited.
     """
     if len(held) >= max_runs:
         return _too_many(held, max_runs)
@@ -155,7 +156,7 @@ Refuse = Callable[[ResourceRequest], str | None]
 
 
 def choose(needs: ResourceRequest, refuse: Refuse) -> tuple[ResourceRequest | None, str | None]:
-    """Return the largest request of a run for which there is room, and why not a larger one."""
+    """Return (the run's largest request for which there is room or None, the reason why a larger one does not fit)."""
     why = None
     for choice in needs.choices():
         reason = refuse(choice)
@@ -170,7 +171,7 @@ BEHIND_ANOTHER_TENANT = "after another tenant's job, which is first in line"
 
 
 def behind(head: str, obstacle_of_head: str) -> str:
-    """Return the reason for jobs to wait that are not first in the queue."""
+    """Return the reason shown for jobs that wait because they are not first in the queue."""
     return f"after {head}, which is first in line: {obstacle_of_head}"
 
 
@@ -184,7 +185,7 @@ def _holders(held: Mapping[str, ResourceRequest]) -> str:
 
 
 def _short(needs: ResourceRequest, room: FreeResources) -> list[tuple[str, float, float]]:
-    """Return (name, wanted, available) of each resource that is too scarce."""
+    """Return (name, amount needed, amount available) of each resource that is too scarce."""
     pairs = (
         ("cores", needs.cores, room.cpus),
         ("memory", float(needs.memory_bytes), float(room.memory_bytes)),

@@ -1,4 +1,4 @@
-"""Follows runs: applies what they report, and gives up those that say nothing or take too long."""
+"""Follows runs: applies their reports, and gives up runs that are silent or take too long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from trainer.spec.stored_specs import StoredJob
 log = logging.getLogger("evenkeel.runner")
 
 STALLED_STEPS = 20
-"""A run that takes no step for this many times its last step's seconds is given up, if it is silent for as long."""
+"""Multiple of the last step's duration, but at least ``silence_seconds``, after which a run without a step is given up.
+"""
 
 
 class Follower:
@@ -29,19 +30,19 @@ class Follower:
         self._unanswered: dict[str, tuple[datetime.datetime, float]] = {}
 
     def begin_round(self, job_ids: set[str]) -> None:
-        """Begin a look at these jobs; after a gap each is given a whole interval to say something."""
+        """Begin a round of checks on these jobs; after a gap between rounds each job gets a full interval to report."""
         self._steps.begin_round(job_ids)
         if self._watch.begin_round(job_ids):
             log.warning("this machine or this process was away: every run is given a whole interval to say something")
 
     def answered(self, job_id: str) -> None:
-        """Forget that the executor did not answer for this job."""
+        """Record that the executor answers for this job again."""
         self._unanswered.pop(job_id, None)
 
     async def wait_for_answer(self, row: JobRow, error: ExecutorUnavailable) -> None:
-        """Go on following a run while its executor does not answer: apply what the run itself reports.
+        """Follow a run while its executor does not answer: apply the run's own reports.
 
-        After a while the job shows why nothing else happens.
+        After ``unanswered_seconds`` of the settings, the job's ``reason`` says that the executor does not answer.
         """
         if row["state"] in ACTIVE and row["launched_at"] is not None:
             await self.follow(row, alive=True)
@@ -59,8 +60,8 @@ class Follower:
     async def follow(self, row: JobRow, alive: bool) -> None:
         """Apply the run's new events, and end its attempt if necessary.
 
-        That is the case if the run is gone without reporting its end, has been silent for too long, has taken no step
-        for too long while it trains, or has exceeded its time limit.
+        The attempt is ended if the run is gone without reporting its end, or has been silent for too long. It is also
+        ended if the run has taken no step for too long while training, or has exceeded its time limit.
         """
         said = run_events.size(self._context.run_dir(row["id"]))
         if not alive or said != row["events_offset"]:
@@ -99,8 +100,8 @@ class Follower:
     async def _give_up(self, row: JobRow, said: int, error: dict[str, str], retryable: bool) -> None:
         """End an attempt that does not end itself.
 
-        It loses its lease first, here and (before any signal, in ``Reaper.release``) in its run directory: should it
-        wake up meanwhile, it cannot write anything any more.
+        Its lease is revoked first, here in the database and, before any signal, by ``Reaper.release`` in its run
+        directory. If the run wakes up meanwhile, it can no longer write anything.
         """
         async with self._context.database.write() as connection:
             current = await job_records.locked(connection, row["id"])

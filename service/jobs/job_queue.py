@@ -1,4 +1,4 @@
-"""The queue: which job is taken next, and why each of the others waits."""
+"""The queue: chooses the job to start next, and records why each other job waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger("evenkeel.runner")
 
 
 class JobQueue:
-    """Takes the queued jobs of this home, in their order, as there is room for them."""
+    """Claims the queued jobs of this home, in order, when there is room for them."""
 
     def __init__(self, context: RunnerContext):
         self._context = context
@@ -40,15 +40,15 @@ class JobQueue:
         self._counting.cancel()
 
     async def claim(self) -> bool:
-        """Take the first job in the queue if there is room for it, else record why it and the others wait.
+        """Claim the first job in the queue if there is room for it, else record why it and the other jobs wait.
 
-        The oldest job says whose turn it is; of that tenant's jobs the one of the highest priority is first, then the
-        oldest. Others may only pass one that waits for a backoff to elapse or for its last attempt to be gone: a large
-        job gets its room in the end, however many small ones come after it. A job of a schedule is in the queue once
-        the older ones of that schedule have ended, and until then nobody waits for it.
+        The oldest job determines the tenant whose turn it is. The first job in the queue is that tenant's job of
+        highest priority, among equals the oldest. Other jobs may start before it only while it waits for a backoff to
+        elapse or for its last attempt to be gone. So a large job is started eventually, however many small jobs come
+        after it. A job of a schedule enters the queue only when all older jobs of the schedule have ended.
 
         Returns:
-            True if there may be room for one more.
+            True if a job was claimed, so that there may be room for another.
         """
         job = tables.job.c
         now = tables.now()
@@ -87,7 +87,10 @@ class JobQueue:
         return row is not None
 
     async def _held(self, connection: AsyncConnection, tenant: str) -> dict[str, ResourceRequest]:
-        """Return the resources that the runs of this home use, under names that a tenant may read."""
+        """Return the resources that the runs of this home use, by job id.
+
+        Ids of tenants other than ``tenant`` are replaced by neutral names.
+        """
         job = tables.job.c
         unreleased = sa.and_(job.home_id == self._context.home_id, job.released.is_(False))
         active = sa.select(job.id, job.tenant, job.needs, job.attempts).where(unreleased)
@@ -102,7 +105,7 @@ class JobQueue:
     async def _room_for(
         self, needs: ResourceRequest, held: dict[str, ResourceRequest]
     ) -> tuple[ResourceRequest | None, str | None]:
-        """Return (the part of the request that fits now or None, the reason why no more does)."""
+        """Return (the largest form of the request that fits now or None, the reason why a larger one does not fit)."""
         shortage, max_runs = disk.shortage(self._context.settings), self._context.settings.max_runs
         if shortage is not None:
             return None, shortage
@@ -122,7 +125,7 @@ class JobQueue:
         return admission.choose(needs, lambda choice: admission.cluster_obstacle(choice, nodes, held, max_runs))
 
     async def _explain(self, ready: sa.ColumnElement[bool], reason: sa.ColumnElement[str]) -> None:
-        """Record why each job that could be taken waits, if it changed."""
+        """Record in each ready job the reason why it waits, if the reason changed."""
         job = tables.job.c
         untold = sa.and_(ready, job.reason.is_distinct_from(reason))
         async with self._context.database.read() as connection:
@@ -151,7 +154,7 @@ class JobQueue:
                 await run_events.fail(connection, current, error, False, self._context.settings.retry_backoff_seconds)
 
     async def _refuse_unreadable(self, job_id: str, failure: ValueError) -> None:
-        """End a job whose spec this version can no longer read: as the first in the queue, it would block it."""
+        """Fail a job whose spec this version can no longer read: as the first in the queue it would block others."""
         log.error("job %s: its spec cannot be read", job_id, exc_info=failure)
         remedy = "submit it again in the form that this version reads"
         problems = problems_of(failure.errors()) if isinstance(failure, ValidationError) else [str(failure)]
@@ -169,7 +172,11 @@ class JobQueue:
         workers: int | None = None,
         because: str | None = None,
     ) -> None:
-        """Claim a job with so many workers, and why with fewer than it asks for; None for one that will not run."""
+        """Claim a job for a new attempt.
+
+        ``workers``: number of workers that the attempt begins with; None for a job that is failed at once instead of
+        run. ``because``: the reason for fewer workers than the job asks for; None if it gets all.
+        """
         attempt = row["attempt"] + 1
         # In run.json too: an attempt that was given up finds another token there and publishes nothing.
         claimed: dict[str, Any] = {
@@ -192,7 +199,7 @@ class JobQueue:
 
 
 def _older_of_its_schedule() -> sa.ScalarSelect[str | None]:
-    """Return, for each job, the oldest one before it of its schedule that has not ended; null for none."""
+    """Return a subquery for the id of the oldest unended job of the same schedule that precedes a job; null if none."""
     older = sa.alias(tables.job).c
     before = sa.and_(older.schedule_id == tables.job.c.schedule_id, older.id < tables.job.c.id)
     query = sa.select(sa.func.min(older.id)).where(before, older.state.in_(("queued", *ACTIVE)))
@@ -200,12 +207,12 @@ def _older_of_its_schedule() -> sa.ScalarSelect[str | None]:
 
 
 def _after_older() -> sa.ColumnElement[str]:
-    """Select the reason why a job waits for an older one of its schedule; null if it does not."""
+    """Return an SQL expression for the reason why a job waits for an older job of its schedule; null if it does not."""
     return sa.literal("after ") + _older_of_its_schedule() + ", an older job of its schedule that has not ended"
 
 
 def _told(head: JobRow, reason: str) -> sa.ColumnElement[str]:
-    """Select the reason why each job waits; tenants learn nothing of each other's jobs."""
+    """Return an SQL expression for the reason why a job waits; it tells a tenant nothing of other tenants' jobs."""
     job = tables.job.c
     return sa.case(
         (_older_of_its_schedule().is_not(None), _after_older()),

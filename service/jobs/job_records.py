@@ -28,9 +28,9 @@ from trainer.spec.stored_specs import StoredJob
 DELETED = ".deleted-"
 SPLITS = ("train", "validation", "test")
 MAX_LABELS = 64
-"""Most labels of a job: each is a row."""
+"""Most labels of a job; each label is a row in the database."""
 MAX_ATTEMPTS = 100
-"""Most attempts of a job for display: a preempted one may have any number."""
+"""Most attempts stored for display, since a job that is preempted may have any number."""
 # Made once: SQLAlchemy takes longer to put a statement together than to send it.
 _INSERT_EVENT = tables.job_event.insert()
 _BY_ID = sa.select(tables.job).where(tables.job.c.id == sa.bindparam("job_id"))
@@ -65,7 +65,7 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
 
 
 async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -> None:
-    """Check that the job named by ``init_from`` is the tenant's; it cannot be removed until the transaction ends.
+    """Check that the job named by ``init_from`` is the tenant's, and prevent its removal until the transaction ends.
 
     Raises:
         Problem: 422 if the tenant has no such job.
@@ -88,7 +88,7 @@ def _held(job_id: str) -> sa.Select[Any]:
 async def refuse_too_many(database: Database, connection: AsyncConnection, settings: Settings, tenant: str) -> None:
     """Check that the tenant may have one more job.
 
-    Only one transaction at a time does this, until it ends: two would count the same number.
+    From this call to its end, a transaction excludes others that call this, because two could count the same number.
 
     Raises:
         Problem: 409 if one more job would exceed the tenant's limit.
@@ -129,8 +129,8 @@ async def create(
 ) -> JobRow:
     """Create a queued job and return its row.
 
-    ``schedule``: id and name of the schedule that fired it. ``needs``: resources of its host, if known. ``beside``:
-    further rows to write with it, each with its table.
+    ``schedule``: id and name of the schedule that fired the job. ``needs``: the job's resource request as JSON, if
+    known. ``beside``: further rows to insert together with the job, each with its table.
     """
     columns: dict[str, Any] = {
         **dict.fromkeys(column.name for column in tables.job.c),
@@ -163,7 +163,7 @@ async def create(
 
 
 async def get(connection: AsyncConnection, job_id: str) -> JobRow:
-    """Return the row as it is.
+    """Return the job's row without locking it.
 
     Raises:
         Problem: 404 if there is no such job.
@@ -172,7 +172,7 @@ async def get(connection: AsyncConnection, job_id: str) -> JobRow:
 
 
 async def locked(connection: AsyncConnection, job_id: str) -> JobRow:
-    """Return the row, which no other writer changes until this transaction ends.
+    """Return the job's row, locked so that no other transaction changes it until this one ends.
 
     Raises:
         Problem: 404 if there is no such job.
@@ -188,7 +188,7 @@ async def _one(connection: AsyncConnection, query: sa.Select[Any], job_id: str) 
 
 
 async def change(connection: AsyncConnection, row: JobRow, **values: Any) -> None:
-    """Write columns of a locked row, and the same values into ``row``."""
+    """Write columns of a locked row to the database, and the same values into ``row``."""
     await connection.execute(tables.job.update().where(tables.job.c.id == row["id"]).values(values))
     cast(dict[str, Any], row).update(values)
 
@@ -196,26 +196,26 @@ async def change(connection: AsyncConnection, row: JobRow, **values: Any) -> Non
 def with_attempt(
     attempts: list[dict[str, Any]] | None, attempt: int, workers: int, because: str | None
 ) -> list[dict[str, Any]]:
-    """Return the attempts of a job with one more, or with this one's workers set anew; the last MAX_ATTEMPTS."""
+    """Return the last MAX_ATTEMPTS of ``attempts`` after adding ``attempt``, or replacing it if it is there already."""
     earlier = [other for other in attempts or [] if other["attempt"] != attempt]
     return [*earlier, {"attempt": attempt, "workers": workers, "because": because}][-MAX_ATTEMPTS:]
 
 
 def workers_of(attempts: list[dict[str, Any]] | None) -> int | None:
-    """Return with how many workers the last attempt began, None if that is not known."""
+    """Return the number of workers with which the last attempt began; None if unknown."""
     return attempts[-1]["workers"] if attempts else None
 
 
 async def record(connection: AsyncConnection, job_id: str, kind: str, data: dict[str, Any]) -> None:
-    """Write an event for clients that follow the job."""
+    """Insert an event of the job for clients that follow it."""
     await connection.execute(_INSERT_EVENT, {"job_id": job_id, "type": kind, "data": data})
 
 
 async def move(connection: AsyncConnection, row: JobRow, happening: Trigger, **values: Any) -> str | Refused:
-    """Apply one transition to a locked row, with the columns that change with it, and record its event.
+    """Apply one state transition to a locked row, write ``values`` to its columns, and record an event.
 
     Returns:
-        The new state, or Refused, in which case nothing changed.
+        The new state, or Refused if nothing was changed.
     """
     state = transition(row["state"], happening)
     if isinstance(state, Refused):
@@ -255,7 +255,10 @@ def _told(row: JobRow) -> dict[str, Any]:
 
 
 def _events_of(publication: Mapping[str, Any]) -> Iterator[webhook_records.Event]:
-    """Yield the webhook events of a publication; one that ends a row of held ones, or is its last, also by itself."""
+    """Yield the names of a publication's webhook events.
+
+    Additional events are yielded if it ends a series of held versions, or if the series has reached ``max_held``.
+    """
     if publication.get("status") == "published":
         yield "publication.published"
         if publication.get("released"):
@@ -267,7 +270,7 @@ def _events_of(publication: Mapping[str, Any]) -> Iterator[webhook_records.Event
 
 
 async def cancel(connection: AsyncConnection, job_id: str) -> tuple[JobRow, bool]:
-    """Cancel a job; return it, and whether this request changed it.
+    """Cancel a job; return (its row, True if this request changed it).
 
     Raises:
         Problem: 409 if the job has succeeded or failed.
@@ -301,8 +304,8 @@ async def retry(connection: AsyncConnection, job_id: str) -> JobRow:
 async def starts(connection: AsyncConnection) -> set[str]:
     """Return the jobs named by ``init_from`` of a schedule or of a job that has not ended.
 
-    For a job that this transaction has locked, the answer is reliable: a transaction that names it locks it too
-    (:func:`check_start`).
+    For a job that this transaction has locked, the answer holds until its end: a transaction that names a job locks it
+    too (:func:`check_start`).
     """
     waiting = sa.select(tables.job.c.spec).where(tables.job.c.state.not_in(TERMINAL))
     specs = [*await connection.scalars(waiting), *await connection.scalars(sa.select(tables.schedule.c.job))]
@@ -312,10 +315,11 @@ async def starts(connection: AsyncConnection) -> set[str]:
 async def delete(database: Database, settings: Settings, job_id: str, *, sweeping: bool = False) -> None:
     """Remove an ended job, its checkpoints and its log; versions that it published stay.
 
-    ``sweeping``: retention removes it, which must keep a job that something is to start from.
+    ``sweeping``: True if retention removes the job; it must keep a job from which a schedule or another job is to
+    start.
 
     Raises:
-        Problem: 409 while it runs or, with ``sweeping``, if something is to start from it.
+        Problem: 409 while the job runs or, with ``sweeping``, if a schedule or another job is to start from it.
     """
     directory = settings.run_dir(job_id)
     doomed = directory.with_name(f"{DELETED}{job_id}")
@@ -337,7 +341,7 @@ async def delete(database: Database, settings: Settings, job_id: str, *, sweepin
 def listing(
     tenant: str | None, state: str | None, name: str | None, label: str | None, *, search: str | None = None
 ) -> sa.Select[Any]:
-    """Return a query for jobs by filter.
+    """Return a query for the jobs that match all filters given.
 
     ``tenant`` None selects all tenants; ``label`` is ``key=value`` or ``key``; ``search`` is a part of the name, or the
     id.

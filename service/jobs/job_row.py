@@ -1,4 +1,4 @@
-"""A job as the database has it, and as the API shows it."""
+"""A job's row in the database, and its form in the API."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ class JobRow(TypedDict):
 class JobView(BaseModel):
     """A training job.
 
-    ``reason``: why it is waiting, or begins with fewer workers. ``attempts``: with how many ``workers`` each began, and
-    ``because`` of what with fewer than the job asks for. ``preparation``: how far an attempt is that prepares its data
-    for more than a second, null otherwise: ``stage`` (``read``, then ``write``), the ``rows`` of ``total_rows`` (null
-    where the files do not say) that it has done, ``rows_per_second``. ``progress`` and ``metrics`` come from the run's
-    own events, and so does ``lineage``: fingerprint of the dataset, its ``drift`` and ``warnings``, hash of the spec,
-    package versions, git commit, parent version, warm start. ``publication``: ``status``, ``collection``, ``version``,
-    ``reasons`` and the ``gate``'s checks; of what failed a ``diagnosis`` (``cause``, ``summary``, ``advice``, what
-    ``failed`` with value, limit and how many ``times`` it is beyond, what of the ``rows`` moved); if it is held
-    ``held_in_a_row``, ``held_since`` and ``max_held``; ``released`` where it ends a row of held ones; the
-    ``comparison`` with the served version's model. ``needs``: the resources it is predicted to use on its host, once
-    they have been computed.
+    ``reason``: why the job waits, or why it begins with fewer workers. ``attempts``: for each attempt the number of
+    ``workers`` with which it began, and in ``because`` the reason if that is less than the job asks for.
+    ``preparation``: progress of an attempt that has prepared data for more than a second, null otherwise. It has
+    ``stage`` (``read``, then ``write``), ``rows`` done, ``total_rows`` (null if the files do not state it) and
+    ``rows_per_second``. ``progress``, ``metrics`` and ``lineage`` come from the run's events. ``lineage`` has the
+    fingerprint of the dataset, its ``drift`` and ``warnings``, hash of the spec, package versions, git commit, parent
+    version, warm start. ``publication`` has ``status``, ``collection``, ``version``, ``reasons``, the ``gate``'s
+    checks, and the ``comparison`` with the served version's model. If checks failed it has ``diagnosis``: ``cause``,
+    ``summary``, ``advice``, the checks that ``failed`` (value, limit, ``times`` beyond it) and changes in the ``rows``.
+    If held, it has ``held_in_a_row``, ``held_since`` and ``max_held``; ``released`` if it ends a series of held
+    versions. ``needs``: the predicted resources of the job on its host; null until they are computed.
     """
 
     # A field named like a column of tables.job shows it; job_records has what the others show.

@@ -25,8 +25,8 @@ class Launcher:
     async def launch(self, row: JobRow) -> None:
         """Start the attempt.
 
-        If this is interrupted between launch and commit, the next round finds the attempt alive, or ended, and adopts
-        it.
+        If this is interrupted between launch and commit, the next round finds the attempt, alive or ended, and
+        continues with it.
         """
         directory = self._context.run_dir(row["id"])
         error, retryable = None, False

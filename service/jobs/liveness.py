@@ -1,7 +1,7 @@
 """Silence and running time of runs, independent of clock changes and machine sleep.
 
-Wall clocks are set forward and back, machines are suspended, and the service itself may be stopped for an hour; none of
-that is the fault of a run. So only the time in which this process was able to check counts, on the monotonic clock,
+Wall clocks are set forward and back, machines are suspended, and the service itself may be stopped for an hour; a run
+must not be ended for that. So only time in which this process was able to check is counted, by the monotonic clock,
 which stops while the machine sleeps. If the kernel's two clocks show that the machine slept, or if no check was
 possible for long, every run gets another full interval.
 """
@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 SLEPT_SECONDS = 1.0
-"""If the boot-time clock ran ahead of the monotonic one by more than this, the machine slept."""
+"""Lead of the boot-time clock over the monotonic clock since the last round that shows that the machine slept.
+"""
 
 
 class Looked(NamedTuple):
-    """``silent_seconds`` since the run's last report; ``running_seconds`` since its attempt was launched."""
+    """Result of a check: ``silent_seconds`` since the last report, ``running_seconds`` since the attempt's launch."""
 
     silent_seconds: float
     running_seconds: float
@@ -31,9 +32,10 @@ class _Seen:
 
 
 class Liveness:
-    """Watches all runs of a runner.
+    """Measures silence and running time of all runs of a runner.
 
-    ``interval_seconds``: longest silence of a run. A gap of half of it between two rounds restarts the interval.
+    ``interval_seconds``: longest silence of a run. A gap of more than half of it between two rounds restarts the
+    interval of every run.
     """
 
     def __init__(
@@ -69,8 +71,8 @@ class Liveness:
         """Return the time for which the run has been silent and running.
 
         ``attempt``: its number and lease. ``size``: bytes that the run has reported so far. ``age_seconds``: wall-clock
-        time since the launch, used once, when this attempt is first seen; that may be by a service that was started
-        after it.
+        time since the launch. It is used only when this attempt is first seen, since the service may have started after
+        the attempt.
         """
         now = self._monotonic()
         seen = self._runs.get(job_id)

@@ -30,9 +30,9 @@ KEEP_ALIVE_SECONDS = 15.0
 
 
 def read_log(run_dir: Path, offset: int, limit: int = LOG_BYTES) -> bytes:
-    """Return at most ``limit`` bytes of the log from byte ``offset`` on; nothing if there is no log yet.
+    """Return at most ``limit`` bytes of the log from byte ``offset`` on; b"" if there is no log yet.
 
-    A cut at the limit lies between two characters.
+    A UTF-8 character is never cut at the limit.
     """
     try:
         with open(run_dir / LOG_FILE, "rb") as file:
@@ -46,14 +46,14 @@ def read_log(run_dir: Path, offset: int, limit: int = LOG_BYTES) -> bytes:
 
 
 def whole_characters(text: bytes) -> int:
-    """Return the number of bytes before a UTF-8 character that ``text`` cuts off at its end."""
+    """Return the length of ``text`` in bytes without an incomplete UTF-8 character at its end."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(text)
     return len(text) - len(decoder.getstate()[0])
 
 
 def log_offset(run_dir: Path, offset: int) -> int:
-    """Return ``offset``, or 0 if the log ends before it: its directory was then removed, and a new one begun."""
+    """Return ``offset``, or 0 if the log is shorter: the run directory was then removed and a new log begun."""
     try:
         return offset if offset <= (run_dir / LOG_FILE).stat().st_size else 0
     except FileNotFoundError:
@@ -71,7 +71,7 @@ class Position(NamedTuple):
 
 
 def position(last_event_id: str | None) -> Position:
-    """Parse a Last-Event-ID; None or an empty one is the beginning.
+    """Parse a Last-Event-ID; None or an empty text means the beginning of the stream.
 
     Raises:
         Problem: 422 for an id that this stream did not issue.
@@ -89,7 +89,7 @@ def position(last_event_id: str | None) -> Position:
 
 
 class Batch(NamedTuple):
-    """Encoded events, the position after them, and whether nothing can follow."""
+    """Encoded events, the position after them, and True if no further event can follow."""
 
     chunks: list[bytes]
     position: Position
@@ -97,7 +97,7 @@ class Batch(NamedTuple):
 
 
 async def batch(database: Database, settings: Settings, job_id: str, at: Position) -> Batch:
-    """Return the events after ``at`` as they were recorded, then ``log`` lines."""
+    """Return the events after position ``at`` in the order in which they were recorded, then new lines of the log."""
     events = tables.job_event.c
     query = sa.select(events.id, events.type, events.data).where(events.job_id == job_id, events.id > at.event)
     async with database.read() as connection:

@@ -1,4 +1,4 @@
-"""Ends runs: those that are cancelled, and what an ended attempt left behind."""
+"""Ends runs that are cancelled, and processes that an ended attempt left behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from service.jobs.states import ACTIVE, TERMINAL
 from trainer.runs.directory import revoke
 
 LINGER_SECONDS = 20.0
-"""Time for a run that reported its end to exit before its processes are killed."""
+"""Longest wait for a run that reported its end to exit, before its processes are killed."""
 
 
 class Reaper:
@@ -62,7 +62,7 @@ class Reaper:
                 await job_records.move(connection, current, "cancelled")
 
     async def release(self, row: JobRow) -> None:
-        """End what is left of an ended attempt once it has exited or had time to, and free its place."""
+        """End the remaining processes of an ended attempt once it has exited or had time to, and free its place."""
         directory = self._context.run_dir(row["id"])
         if row["lease"] is None:
             await asyncio.to_thread(revoke, directory)
@@ -88,7 +88,7 @@ class Reaper:
 async def in_daemon_thread(function: Callable[[], Any]) -> None:
     """Call like asyncio.to_thread, but without delaying the end of the service.
 
-    A grace period of a minute must not delay a restart, after which the cancellation is continued.
+    A grace period of a minute must not delay a restart of the service, which then continues the cancellation.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()

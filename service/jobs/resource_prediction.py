@@ -30,16 +30,16 @@ from trainer.spec.stored_specs import to_run
 log = logging.getLogger("evenkeel.runner")
 
 AT_ONCE_BYTES = 32 * 2**20
-"""Largest dataset whose rows are counted while the request waits: about half a second for a million rows."""
+"""Largest dataset whose rows are counted during the request; counting takes about half a second for a million rows."""
 _counted: FileCache[Estimate] = FileCache()
 
 
 def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> ResourceRequest | None:
-    """Predict the needs of a job while its submission waits.
+    """Predict the needs of a job during the request that submits it.
 
     Returns:
-        None for a dataset that is too large to be counted while a request waits, or that cannot be read; the run then
-        reports what is wrong with it.
+        The needs, or None for a dataset that is too large to be counted during a request or cannot be read. In the
+        latter case the run reports the error.
 
     Raises:
         Problem: 422, with the arithmetic, for a job that could never run here.
@@ -61,7 +61,7 @@ def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Resource
 
 
 def files_of(spec: DatasetSpec) -> list[Path]:
-    """Return every file that a dataset names, unchecked; none if it names anything but local files."""
+    """Return every file that a dataset names, without checks; an empty list if it names anything but local files."""
     beside = [graph.uri for graph in spec.graphs.values()]
     beside += [feature.join.uri for feature in spec.features.values() if feature.join is not None]
     beside += [] if spec.items is None else [spec.items.uri]

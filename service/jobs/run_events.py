@@ -1,7 +1,7 @@
 """Applies the events in a run's event file to its job's row.
 
-Each event is applied once, in the transaction that moves the offset. Events of an attempt that was given up are
-ignored: those of an attempt other than the row's, and those of one whose lease was revoked.
+Each event is applied once, in the transaction that moves the offset. Events are ignored if their attempt is not the
+row's, or if its lease was revoked because it was given up.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ METRIC_FIELDS = ("type", "time", "attempt", "epoch", "split")
 async def apply(
     connection: AsyncConnection, row: JobRow, run_dir: Path, alive: bool, backoff_base_seconds: float
 ) -> bool:
-    """Apply the events that follow the row's offset.
+    """Apply the events in the run's event file that follow the row's offset.
 
-    The run reports ``failed`` a moment before ``exit.json`` tells whether a retry may help: while the run is alive,
-    that event waits for the file.
+    The run reports ``failed`` a moment before it writes ``exit.json``, which says whether a retry may help. While the
+    run is alive, that event is not applied before the file exists.
 
     Returns:
-        True if there may be more events: call again.
+        True if there may be more events, so that this should be called again.
     """
     offset, held = row["events_offset"], False
     if size(run_dir) < offset:
@@ -119,14 +119,14 @@ async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: 
 
 
 async def _record_newest(connection: AsyncConnection, row: JobRow, kind: str, data: dict[str, Any]) -> None:
-    """Record an event of which only the newest is worth streaming: a day-long run would leave a row a second."""
+    """Record an event and delete earlier events of its kind: a day-long run would otherwise leave a row per second."""
     table = tables.job_event
     await connection.execute(table.delete().where(table.c.job_id == row["id"], table.c.type == kind))
     await job_records.record(connection, row["id"], kind, data)
 
 
 async def _publication(connection: AsyncConnection, row: JobRow, fields: dict[str, Any]) -> None:
-    """Store what came of a publication; of a job that publishes several times tell of each version."""
+    """Store the outcome of a publication; a job that publishes several times gets an event for each version."""
     publication = {name: fields.get(name) for name in ("status", "collection", "version")}
     publication |= {"reasons": fields.get("reasons") or [], "gate": fields.get("gate") or []}
     publication |= {name: fields[name] for name in HOLDING_FIELDS if fields.get(name) is not None}
@@ -154,7 +154,7 @@ async def _metric(connection: AsyncConnection, row: JobRow, fields: dict[str, An
 
 
 async def _history(connection: AsyncConnection, row: JobRow, metrics: list[dict[str, Any]]) -> None:
-    """Store those of the metrics that an earlier attempt could not tell."""
+    """Store the metrics in ``metrics`` that are not stored yet because an earlier attempt could not report them."""
     table = tables.job_metric
     rows = await connection.execute(sa.select(table.c.epoch, table.c.split).where(table.c.job_id == row["id"]))
     stored = {(epoch, split) for epoch, split in rows}
@@ -166,7 +166,7 @@ async def _history(connection: AsyncConnection, row: JobRow, metrics: list[dict[
 async def fail(
     connection: AsyncConnection, row: JobRow, error: dict[str, Any], retryable: bool, base_seconds: float
 ) -> None:
-    """End a failed attempt: queue the job again with backoff if a retry may help and one is left, else fail it."""
+    """End a failed attempt: queue the job again with backoff if it is retryable and has retries left, else fail it."""
     failures = row["failures"] + 1 if retryable else row["failures"]
     retries = StoredJob(row["spec"]).retries
     if retryable and failures <= retries:
@@ -180,10 +180,10 @@ async def fail(
 
 
 async def preempted(connection: AsyncConnection, row: JobRow, base_seconds: float) -> None:
-    """Queue a job again whose run was told to end by its machine, and did so: that is no failure of it.
+    """Queue a job again whose run ended because its machine told it to; this does not count as a failure.
 
-    A run that nobody here asked to end has had a SIGTERM from a service manager, Kubernetes or Ray, or its node was
-    drained; it has written a checkpoint where there was a step to write.
+    Such a run received SIGTERM from a service manager, Kubernetes or Ray, or its node was drained, without a request by
+    this service. It has written a checkpoint if it had taken a step.
     """
     due = tables.now() + datetime.timedelta(seconds=base_seconds)
     reason = f"preempted: its machine asked it to end; it goes on from its checkpoint in {base_seconds:g} s"
@@ -230,7 +230,7 @@ def is_training(row: JobRow) -> bool:
 
 
 def stalled(progress: dict[str, Any], seconds: float) -> dict[str, str]:
-    """Return the error for a run whose driver lives and whose ranks take no step."""
+    """Return the error for a run whose driver is alive but whose ranks take no steps."""
     message = f"no step after step {progress['step']} for {seconds:.0f} s: a rank hangs or is stopped"
     remedy = "see the end of its log; steps that rightly take longer need EVENKEEL_SILENCE_SECONDS"
     return {"code": "run-stalled", "message": message, "remedy": remedy}

@@ -1,9 +1,10 @@
 """The background task that runs queued jobs: claims, launches, follows and ends them, and finds them after a restart.
 
 One runner is active per EVENKEEL_HOME: the process that holds the lock on ``runner.lock``, which the kernel releases
-when the process dies. The runs are processes of their own and outlive it; what a run did meanwhile is in its event
-file. Each round is a few short steps that may be interrupted anywhere (kill -9) and repeated: the offset into the event
-file moves in the transaction that applies the events, and the job's row shows how far its launch had progressed.
+when the process dies. The runs are processes of their own and outlive the runner; a run's event file records its
+progress meanwhile. Each round is a few short steps that may be interrupted anywhere (kill -9) and repeated. The offset
+into the event file moves in the transaction that applies the events, and the job's row shows how far its launch had
+progressed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Runner:
 
     @property
     def home_id(self) -> str:
-        """The id of the home whose lock is held, else an empty text."""
+        """The id of the home if this runner holds its lock, else an empty text."""
         return self._context.home_id
 
     async def run(self, health: TaskHealth, on_error: Callable[[], None] = lambda: None) -> None:
@@ -73,7 +74,7 @@ class Runner:
             self.close()
 
     def acquire(self) -> bool:
-        """Take the home's lock if it is free, and return whether this runner is the active one."""
+        """Take the home's lock if it is free, and return True if this runner is now the active one."""
         if self._lock.held:
             return True
         if not self._lock.acquire():
@@ -89,7 +90,7 @@ class Runner:
         self._lock.release()
 
     async def round(self) -> bool:
-        """Advance each of our jobs by one step, then claim queued jobs that fit; return whether any was claimed."""
+        """Advance each active job of this home by one step, then claim queued jobs; return True if any was claimed."""
         async with self._context.database.read() as connection:
             job = tables.job
             ours = sa.and_(job.c.home_id == self._context.home_id, job.c.released.is_(False))
@@ -124,7 +125,7 @@ class Runner:
             logs.job_id.reset(named)
 
     async def _look_after(self, row: JobRow) -> None:
-        """Take the step that the row's state requires."""
+        """Do the next step for one job, chosen by the state in its row."""
         state = row["state"]
         if self._reaper.is_ending(row["id"]):
             await self._follower.apply(row, alive=True)

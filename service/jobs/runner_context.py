@@ -1,4 +1,4 @@
-"""State shared by the parts of the runner, and the EVENKEEL_HOME whose jobs it runs: its id, and its lock."""
+"""State shared by the parts of the runner, and the id and the lock of its EVENKEEL_HOME."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class HomeLock:
         return self._descriptor is not None
 
     def acquire(self) -> bool:
-        """Take the lock if it is free, and return whether this process holds it."""
+        """Take the lock if it is free, and return True if this process holds it."""
         if self._descriptor is not None:
             return True
         descriptor = os.open(self._home / "runner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -102,7 +102,7 @@ def read_home_id(home: Path) -> str | None:
 
 
 def home_id(home: Path) -> str:
-    """Return an id that stays with the directory, wherever it is mounted and whatever the host's name."""
+    """Return the id of the home, created if needed; it stays the same wherever the directory is mounted."""
     identifier = read_home_id(home)
     if identifier is None:
         identifier = tables.new_id("home")

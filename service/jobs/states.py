@@ -21,7 +21,7 @@ _FORWARD = {"starting": 0, "running": 1, "publishing": 2}
 
 
 class Refused(NamedTuple):
-    """The event does not fit the state. ``ignored``: a late or repeated report, without consequence."""
+    """Result for a trigger that does not fit the state. ``ignored``: True for a late or repeated report."""
 
     ignored: bool
 
@@ -29,8 +29,9 @@ class Refused(NamedTuple):
 def transition(state: str, trigger: Trigger) -> str | Refused:
     """Return the state after ``trigger``.
 
-    A run never moves backward by its own report. A cancellation that was accepted ends as cancelled, unless the run had
-    already succeeded when it arrived: then what was published stays, and the job shows it.
+    A run's own report never moves its job back to an earlier state. An accepted cancellation ends as ``cancelled``,
+    unless the run had already succeeded when the cancellation arrived; its publication then stays, and the job shows
+    it.
     """
     if trigger == "cancel":
         if state == "queued":
@@ -56,5 +57,5 @@ def transition(state: str, trigger: Trigger) -> str | Refused:
 
 
 def backoff_seconds(failures: int, base_seconds: float) -> float:
-    """Return the wait after the ``failures``-th failure: base, 2 base, 4 base, ... at most 64 base."""
+    """Return the seconds to wait after the ``failures``-th failure: base, 2 base, 4 base, ... at most 64 base."""
     return base_seconds * 2 ** min(failures - 1, 6)

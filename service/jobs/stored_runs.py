@@ -15,7 +15,7 @@ log = logging.getLogger("evenkeel.jobs")
 
 
 def storage_of(run_dir: Path) -> str | None:
-    """Return the URI of the run's files in a run storage; None where all of them are in a directory."""
+    """Return the URI of the run's files in a run storage; None if all of them are in a directory."""
     try:
         storage = json.loads((run_dir / RUN_FILE).read_text("utf-8")).get("storage")
     except (OSError, ValueError, AttributeError):
@@ -24,7 +24,7 @@ def storage_of(run_dir: Path) -> str | None:
 
 
 def num_bytes(run_dir: Path, prefix: str = "") -> int:
-    """Return the size of what the run's storage holds below ``prefix``, 0 without one.
+    """Return the total size of the run's files below ``prefix`` in its run storage; 0 without a run storage.
 
     Raises:
         StorageError: it is away.
@@ -34,7 +34,7 @@ def num_bytes(run_dir: Path, prefix: str = "") -> int:
 
 
 def remove_stored(run_dir: Path, prefix: str = "") -> None:
-    """Remove what the run's storage holds below ``prefix``; nothing without one.
+    """Remove the run's files below ``prefix`` from its run storage; does nothing without a run storage.
 
     Raises:
         StorageError: it is away.
@@ -46,7 +46,7 @@ def remove_stored(run_dir: Path, prefix: str = "") -> None:
 
 
 def remove_run(directory: Path) -> None:
-    """Remove a run's directory and what its storage holds; while that is away both stay, for the next start."""
+    """Remove a run's directory and its files in the run storage; if that is away, both stay until the next start."""
     try:
         remove_stored(directory)
     except StorageError as error:

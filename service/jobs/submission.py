@@ -1,4 +1,4 @@
-"""From a JobSpec to a queued job, and from a queued job to what its run needs: files, parent version, warm start."""
+"""From a JobSpec to a queued job, and from a queued job to its run's inputs: files, parent version, warm start."""
 
 from __future__ import annotations
 
@@ -52,15 +52,16 @@ async def submit(
     idempotency_key: str | None = None,
     entry: Callable[[str], Mapping[str, object]] | None = None,
 ) -> dict[str, Any]:
-    """Create a job and return it as shown to users; for a key that was used before, return the job that it created.
+    """Create a job and return it as shown to users; for an idempotency key used before, return the earlier job.
 
-    Job and key are stored in one transaction at the end. A key is looked up earlier only if the job would be refused,
-    since an accepted job stays accepted even if its dataset is gone by now.
+    Job and key are stored in one transaction at the end. If the job would be refused, the key is looked up first: a
+    repeated request for an accepted job must succeed even if its dataset is gone by now.
 
-    ``entry`` returns the audit log entry, written with the job, for the job's id.
+    ``entry`` maps the job's id to the audit log entry that is written together with the job.
 
     Raises:
-        Problem: 422 for a job that does not fit, 409 if the first request with the key is still in progress.
+        Problem: 422 for a job that does not fit its dataset or this service, 409 if the first request with the key is
+            still in progress.
     """
     request_text = f"submit {principal.tenant} {spec.model_dump_json()}"
     try:
@@ -131,7 +132,7 @@ def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: st
 
 
 def _refuse_strange_trackers(settings: Settings, spec: JobSpec) -> None:
-    """Raise 422 for a tracker's server that nobody here allows: runs would send it the credentials of this host."""
+    """Raise 422 for a tracking server that the settings do not allow: runs would send it this host's credentials."""
     for index, tracker in enumerate(spec.tracking):
         uri = getattr(tracker, "uri", None)
         if uri is not None and uri not in settings.tracking_uris:
@@ -140,9 +141,9 @@ def _refuse_strange_trackers(settings: Settings, spec: JobSpec) -> None:
 
 
 def _check_parent(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> None:
-    """Raise 422 for a job that does not go on from what it would start from now; blocking.
+    """Raise 422 for a job that cannot continue from the checkpoints that ``init_from`` means now; blocking.
 
-    What cannot be found now is no fault of the spec: it is looked for again when the run starts.
+    Missing checkpoints are not an error here; they are looked up again when the run starts.
     """
     if spec.init_from is None:
         return
@@ -159,7 +160,7 @@ def _check_parent(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> No
 
 
 def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:
-    """Raise 422 for ranks that could not hold even empty tables, whatever the size of the dataset."""
+    """Raise 422 if a rank's memory could not hold even empty tables."""
     memory = rank_memory(spec, {}, ids_per_example(spec, dataset), shape=RowShape.of(spec, dataset))
     problem = memory_problem(spec, memory, None)
     if problem is not None:
@@ -167,10 +168,10 @@ def _refuse_hopeless(spec: JobSpec, dataset: DatasetSpec) -> None:
 
 
 async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant: str) -> dict[str, Any]:
-    """Validate like a submission and predict memory and time, without running anything.
+    """Validate a job like a submission and predict its memory and time, without running anything.
 
     Raises:
-        Problem: 422 as for a submission, also for a job that does not fit the memory that it states or this machine
+        Problem: 422 as for a submission, also for a job that needs more memory than its spec states or this machine
             has.
     """
     dataset = await validate(database, settings, spec, tenant)
@@ -190,9 +191,9 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
 
 
 class Lineage(NamedTuple):
-    """Origin of a run: the version served now, the checkpoints of an earlier run, and its version if held.
+    """Origin of a run: the version served now, the checkpoints to start from, and their version if it was held.
 
-    ``served_checkpoint``: the checkpoints of the run behind the version served now, where they are kept.
+    ``served_checkpoint``: the checkpoints of the run that published the version served now, if they are kept.
     """
 
     parent_version: str | None
@@ -202,9 +203,9 @@ class Lineage(NamedTuple):
 
 
 def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
-    """Determine what the run starts from; blocking.
+    """Determine the origin of a run; blocking.
 
-    This is done when the run starts, not when it was submitted: ``current`` means current at that time.
+    It must be called when the run starts, not when its job is submitted: ``current`` means current at that time.
 
     Raises:
         Problem: 422 if the version or the checkpoints to start from are missing.
@@ -238,9 +239,9 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
 
 
 def _served_checkpoints(settings: Settings, store: Store, spec: JobSpec, version: str | None) -> Path | str | None:
-    """Return the checkpoints of the job behind the served version, whose model the new one is compared with.
+    """Return the checkpoints of the job that published ``version``, whose model the new model is compared with.
 
-    None where they are not kept, or of a job that published while it trained, and trained on.
+    None if they are not kept, or if the job published during training and trained on.
     """
     if spec.publish is None or version is None or spec.publish.gate.mode == "off":
         return None
@@ -254,7 +255,7 @@ def _served_checkpoints(settings: Settings, store: Store, spec: JobSpec, version
 
 
 def _held_start(settings: Settings, store: Store, spec: JobSpec) -> tuple[Path | str, str] | None:
-    """Return the checkpoints of a held version that the job is to go on from, and the version; None without one."""
+    """Return (checkpoints, version) of the held version from which the job is to continue; None without one."""
     start = spec.init_from
     assert start is not None
     published = None if spec.publish is None else spec.publish.collection
@@ -280,11 +281,11 @@ def _checkpoints(settings: Settings, job_id: str | None) -> Path | str | None:
 
 
 def _origin(settings: Settings, directory: Path, store: Store, spec: JobSpec) -> Lineage:
-    """Return an attempt's start: that of an earlier attempt where it matters.
+    """Return the origin of an attempt: in two cases the previous attempt's origin, otherwise the present one.
 
-    It does if that one died after it had written its version: the next must complete it, instead of refreshing it again
-    by being published onto itself. It also does if one of them goes on from a held version: the rows that are trained
-    by now rest on the first one's.
+    The first case is a previous attempt that died after writing its version: this attempt must complete that version,
+    not take it for its parent. The second is an origin, previous or present, that continues from a held version: the
+    rows trained so far build on the previous origin.
     """
     before: dict[str, Any] = {}
     written: list[dict[str, Any]] = []
@@ -308,11 +309,10 @@ def _origin(settings: Settings, directory: Path, store: Store, spec: JobSpec) ->
 def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
     """Write the run directory of an attempt; blocking.
 
-    ``run.json`` has absolute, checked paths, and the store of the job's tenant, which is the only one that the run
-    writes to.
+    ``run.json`` has absolute, checked paths, and the store of the job's tenant, the only store to which the run writes.
 
     Raises:
-        Problem: 422 if its files or what it starts from are missing.
+        Problem: 422 if its files, or the version or checkpoints that it starts from, are missing.
     """
     settings, store = settings.for_tenant(row["tenant"]), tenants.store_of(store, row["tenant"])
     spec = JobSpec.model_validate(to_run(row["spec"]))
@@ -342,13 +342,13 @@ def prepare_run(settings: Settings, store: Store, row: JobRow) -> None:
 
 
 def _workers(row: JobRow) -> rundir.Workers | None:
-    """Return with how many workers the attempt begins; None for all that the job asks for."""
+    """Return the number of workers for the attempt and the reason for it; None for all that the job asks for."""
     last = (row["attempts"] or [{"because": None}])[-1]
     return None if last["because"] is None else rundir.Workers(last["workers"], last["because"])
 
 
 def _report(settings: Settings, row: JobRow) -> rundir.Report | None:
-    """Return the address for events of a run that does not share our directories; None if it shares them."""
+    """Return address and token for a run that reports events over HTTP; None if it shares this home's directories."""
     if settings.internal_url is None:
         return None
     assert row["lease"] is not None
@@ -358,5 +358,5 @@ def _report(settings: Settings, row: JobRow) -> rundir.Report | None:
 
 
 def problem_error(problem: Problem) -> dict[str, str]:
-    """Convert a refusal at the start of a run to the ``error`` of a job."""
+    """Convert a refusal at the start of a run to the ``error`` field of its job."""
     return {"code": problem.code, "message": problem.detail, "remedy": problem.remedy}

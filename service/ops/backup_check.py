@@ -1,7 +1,7 @@
-"""Check whether database, feature store and runs of a service are from the same moment, which a restore can break.
+"""Check that database, feature store and runs of a service are from the same moment; after a restore they may not be.
 
-It looks for things that one of them knows and the others do not. It queries the service, so it sees what users see
-(docs/guides/reliability.md, "Database"): the jobs and versions of one tenant, that of the key.
+It looks for objects that one of them has and the others lack (docs/guides/reliability.md, "Database"). It queries the
+service, so it sees the jobs and versions of the key's tenant only.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from service.core.tenants import DEFAULT_TENANT, HEADER
 LOOKED_AT = 200
 """Number of the newest jobs, and of the newest run directories, to check."""
 AUDIT_LOOKED_AT = 5000
-"""Number of the newest entries of the audit log to check; the log is kept for ever."""
+"""Number of the newest entries of the audit log to check; the log itself is kept forever."""
 SHOWN = 5
 ERASE = "POST /v1/collections/{collection}/erase"
 
 
 class OutOfStep(NamedTuple):
-    """One kind of item that the other side does not know."""
+    """One kind of inconsistency: items that one part of the service has and another part lacks."""
 
     name: str
     message: str
@@ -35,7 +35,8 @@ class OutOfStep(NamedTuple):
 def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
     """Yield the inconsistencies that were found.
 
-    ``runs``: the service's run directories, if they are on this machine; an operator's key alone tells whose they are.
+    ``runs``: the directory of all run directories, if it is on this machine. It is compared only with an operator's
+    key, which sees the jobs of all tenants.
 
     Raises:
         ServiceError: The service cannot be queried.
@@ -99,7 +100,7 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
 def _forgotten_erasures(
     entries: Iterable[Mapping[str, Any]], erasures: Mapping[str, Iterable[Mapping[str, Any]]]
 ) -> list[str]:
-    """Return the erasures of the audit log, newest first, that their collection has no note of."""
+    """Return the erasures in the audit log, newest first, that are missing from their collection's list of erasures."""
     notes: dict[tuple[str, str], list[datetime.datetime]] = {}
     for name, collection_notes in erasures.items():
         for note in collection_notes:
@@ -120,7 +121,7 @@ def _forgotten_erasures(
 
 
 def _is_operator(client: Client) -> bool:
-    """Return True if the key is an operator's, who sees all tenants; the admin of another tenant sees that one."""
+    """Return True if the key is an operator's, which sees all tenants; another admin's key sees its own tenant."""
     try:
         return any(tenant["name"] == DEFAULT_TENANT for tenant in client.tenants())
     except ProblemError as error:

@@ -1,7 +1,7 @@
 """Gauges computed at each scrape, from the database, the feature store and the disks.
 
 They cover jobs, runs, schedules and their lateness, versions and the gate's verdicts, and free disk space. They are
-read anew each time, so that neither a restart nor a second replica distorts them.
+computed from stored data each time, so neither a restart nor a second replica distorts them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ VERSION_STATES = ("candidate", "published", "held", "superseded", "expired")
 RECENT = datetime.timedelta(days=7)
 HOUR = datetime.timedelta(hours=1)
 PATIENCE_SECONDS = 3.0
-"""Longest wait of a scrape, which may take ten seconds, for the database and for the store's server."""
+"""Longest wait for the database, and for the store's server, in a scrape, which may take ten seconds in all."""
 MAX_JOB_NAMES = 200
-"""Most job names with metrics: users choose the names, perhaps a new one for each job."""
+"""Most job names with metrics of their own, since users may choose a new name for each job."""
 _PROGRESS = {
     "examples_per_second": ("evenkeel_run_examples_per_second", "Training examples a second."),
     "step_seconds": ("evenkeel_run_step_seconds", "Mean time of a step."),
@@ -65,9 +65,9 @@ def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
 
 
 async def of_service(settings: Settings, database: Database, store: Store, store_health: StoreHealth) -> list[Metric]:
-    """Return the gauges that the role of the settings has: of the disks, the database and the store.
+    """Return the gauges of disks, database and store that a service in the settings' role reports.
 
-    Those of a database or a store's server that does not answer are left out: the others tell of the outage.
+    If the database or the store's server does not answer, its gauges are left out.
     """
     families = of_disks(settings.home, settings.store_url)
     # Those served by this process, in case the database is not asked.
@@ -166,9 +166,9 @@ async def _figures(connection: AsyncConnection, now: datetime.datetime) -> Metri
 
 
 def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> list[Metric]:
-    """Return versions by state, age of what is served, verdicts of the gate and damage; blocking.
+    """Return gauges of the store: versions by state, age of served versions, gate verdicts, damage; blocking.
 
-    A collection that cannot be read is counted as such instead of hiding the others.
+    A collection that cannot be read is counted in a gauge of its own, and the other collections are still reported.
     """
     now = tables.now()
     age = _gauge("evenkeel_collection_age_seconds", "Since the version served now was written.", ["collection"])

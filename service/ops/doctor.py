@@ -1,6 +1,6 @@
-"""``evenkeel doctor``: is this machine fit to train and serve? One line per check, each with a remedy.
+"""``evenkeel doctor``: checks whether this machine can train and serve; one line per check, each with a remedy.
 
-Imports no torch: a subprocess tests whether torch and fbgemm load together, and which GPUs they see.
+This module does not import torch: a subprocess tests whether torch and fbgemm load together, and which GPUs they see.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def examine(spec: Path | None = None) -> list[Check]:
 
 
 def check_python(metadata_of: Callable[[str], Any] = importlib.metadata.metadata) -> Check:
-    """Check that this Python is one that the installed package is for (``requires-python`` of pyproject.toml)."""
+    """Check that the installed package supports this Python (``requires-python`` of pyproject.toml)."""
     version = f"{platform.python_version()} at {sys.executable}"
     try:
         admitted = metadata_of("evenkeel")["Requires-Python"]
@@ -86,7 +86,7 @@ def abi_partner(fbgemm: str) -> str:
 
 
 def check_packages(version_of: Callable[[str], str] = importlib.metadata.version) -> Iterator[Check]:
-    """Check installed versions, and the ABI pair of torch and fbgemm; ``version_of`` raises PackageNotFoundError."""
+    """Check installed versions, and that torch and fbgemm fit; ``version_of`` may raise PackageNotFoundError."""
     versions: dict[str, str] = {}
     for package in (*PACKAGES, "fbgemm-gpu-cpu", "fbgemm-gpu"):
         try:
@@ -199,7 +199,7 @@ def check_disk() -> Iterator[Check]:
 
 
 def check_executor() -> Iterator[Check]:
-    """Check the settings of the executor that EVENKEEL_EXECUTOR names, and what it needs; starts nothing."""
+    """Check the settings of the executor that EVENKEEL_EXECUTOR names, and its cluster or host; starts nothing."""
     try:
         settings = Settings.from_environment()
         executor = executor_class(settings)
@@ -210,7 +210,7 @@ def check_executor() -> Iterator[Check]:
 
 
 def _placement() -> Placement:
-    """Return the placement of runs; this host if the settings are wrong, which another check reports."""
+    """Return the placement of runs; if the settings are wrong, which another check reports, return this host."""
     try:
         return placement_of(Settings.from_environment())
     except ValueError:
@@ -218,7 +218,7 @@ def _placement() -> Placement:
 
 
 def check_service() -> Iterator[Check]:
-    """Check whether the service is running, or at least whether its port is free for one."""
+    """Check that the service is running, or that its port is free."""
     try:
         client = Client(timeout_seconds=5)
     except ServiceError as error:
@@ -310,7 +310,7 @@ def check_spec(path: Path) -> Iterator[Check]:
 
 
 def _has_gpus(job: JobSpec, placement: Placement) -> Iterator[Check]:
-    """Check whether the GPUs that the job asks for are here, or in the cluster that runs join."""
+    """Check whether the GPUs that the job asks for exist on this machine, or in the cluster that runs join."""
     problem = placement.gpu_problem(job)
     if problem is not None:
         yield Check("gpus", "fail", *problem)

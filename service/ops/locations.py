@@ -1,4 +1,4 @@
-"""Checks of ``evenkeel doctor`` on the locations in the settings: rows, database, feature store, files of runs."""
+"""Checks of ``evenkeel doctor`` on the locations in the settings: data roots, database, feature store, run storage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_modes(settings: Settings) -> Iterator[Check]:
 
 
 def check_data_roots(settings: Settings) -> Iterator[Check]:
-    """Check that each of EVENKEEL_DATA_ROOTS is a readable directory, or a prefix in a bucket that has objects."""
+    """Check that each root in EVENKEEL_DATA_ROOTS is a readable directory, or a prefix with objects in a bucket."""
     bad = [
         f"{directory} is not a directory that can be read"
         for directory in settings.data_roots
@@ -71,7 +71,7 @@ def check_data_roots(settings: Settings) -> Iterator[Check]:
 
 
 def check_database(settings: Settings) -> Iterator[Check]:
-    """Check that PostgreSQL answers, where EVENKEEL_DATABASE_URL names one."""
+    """Check that PostgreSQL answers, if EVENKEEL_DATABASE_URL names such a server."""
     try:
         url = parsed_url(settings.database_url)
     except UrlError as error:
@@ -99,7 +99,7 @@ def check_database(settings: Settings) -> Iterator[Check]:
 
 
 def check_store(settings: Settings) -> Iterator[Check]:
-    """Check that the feature store's server answers, where EVENKEEL_STORE_URL names one."""
+    """Check that the feature store's server answers, if EVENKEEL_STORE_URL names a server."""
     try:
         store = open_store(settings.store_url)
         if not store.is_remote:
@@ -112,7 +112,7 @@ def check_store(settings: Settings) -> Iterator[Check]:
 
 
 def check_run_storage(settings: Settings) -> Iterator[Check]:
-    """Check that a file can be put where EVENKEEL_RUN_STORAGE says, read, and deleted."""
+    """Check that a file can be written to EVENKEEL_RUN_STORAGE, read, and deleted."""
     if not settings.stored_runs:
         return
     assert settings.run_storage is not None

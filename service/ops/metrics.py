@@ -1,8 +1,8 @@
-"""Prometheus metrics: counters, and the page that shows them together with :mod:`service.ops.collectors`.
+"""Prometheus metrics: counters, and the page that shows them together with gauges of :mod:`service.ops.collectors`.
 
-With several workers behind one socket (:mod:`service.ops.workers`), each counts into its own file in a shared
-directory, and the one that is scraped adds them up: a scrape describes all of them, including those that have died
-since.
+With several workers behind one socket (:mod:`service.ops.workers`), each worker counts into its own file in a shared
+directory, and the worker that is scraped adds up all files. So a scrape describes all workers, including those that
+have died since.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 _DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
-"""Histogram buckets: a fetch takes a millisecond or two, a dry run that counts rows minutes."""
+"""Histogram buckets: a fetch takes a millisecond or two, and a dry run that counts rows takes minutes."""
 NUM_IDS = (1, 10, 100, 1000, 10000)
 
 
@@ -63,7 +63,7 @@ class Metrics:
         return [*self.registry.collect(), *gauges]
 
     def render(self, gauges: Iterable[Metric] = ()) -> bytes:
-        """Return the text exposition: the counts of this process or all that share its directory, then ``gauges``."""
+        """Return Prometheus text: counts of all processes that share this one's directory, if any, then ``gauges``."""
         directory = os.environ.get(_DIRECTORY_VARIABLE)
         if directory is None:
             counted: Collector = self.registry
@@ -88,7 +88,7 @@ class _Together(Collector):
 
 @contextlib.contextmanager
 def shared_by_workers() -> Iterator[None]:
-    """Within this context, let metrics of this process and its forks count into one temporary directory."""
+    """Make metrics of this process and its forks count into one temporary directory until the context ends."""
     with tempfile.TemporaryDirectory(prefix="evenkeel-metrics-") as directory:
         before = values.ValueClass
         os.environ[_DIRECTORY_VARIABLE] = directory

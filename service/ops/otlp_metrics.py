@@ -1,8 +1,8 @@
 """The metrics of /metrics, sent to an OpenTelemetry collector over HTTP; off unless ``EVENKEEL_METRICS=1``.
 
-They are read from the registry that /metrics shows (docs/adr/0038-traces.md). OpenTelemetry's own variables say where
-they go and how often, such as ``OTEL_EXPORTER_OTLP_ENDPOINT`` and ``OTEL_METRIC_EXPORT_INTERVAL``. Each process sends
-its own counts under a ``service.instance.id`` of its own.
+They are read from the registry that /metrics shows (docs/adr/0038-traces.md). OpenTelemetry's own variables set their
+destination and interval, such as ``OTEL_EXPORTER_OTLP_ENDPOINT`` and ``OTEL_METRIC_EXPORT_INTERVAL``. Each process
+sends its own counts under a ``service.instance.id`` of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def exporter() -> export.MetricExporter | None:
     """Return the exporter of metrics; None if metrics are not exported.
 
     Raises:
-        RuntimeError: metrics are asked for and what sends them is not installed, or a variable is invalid.
+        RuntimeError: Metrics are to be exported but the exporter's package is not installed, or a variable is invalid.
     """
     if not tracing.is_on(VARIABLE):
         return None
@@ -47,10 +47,10 @@ def exporter() -> export.MetricExporter | None:
 
 
 def interval_seconds() -> float:
-    """Return the time between two exports.
+    """Return the time between two exports, in seconds.
 
     Raises:
-        RuntimeError: the variable is no number of milliseconds.
+        RuntimeError: The variable is not a number of milliseconds.
     """
     text = os.environ.get(INTERVAL_VARIABLE, "").strip() or DEFAULT_INTERVAL_MS
     if not text.isdecimal() or int(text) == 0:
@@ -59,7 +59,7 @@ def interval_seconds() -> float:
 
 
 async def run(sender: export.MetricExporter, collect: Callable[[], Awaitable[Iterable[Metric]]]) -> None:
-    """Send what ``collect`` returns, at each interval, until cancelled. A collector that is away costs lines of log."""
+    """Send what ``collect`` returns, at each interval, until cancelled; log a collector that cannot be reached."""
     from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, ResourceMetrics, ScopeMetrics
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -81,7 +81,7 @@ async def run(sender: export.MetricExporter, collect: Callable[[], Awaitable[Ite
 
 
 def converted(family: Metric) -> export.Metric | None:
-    """Return a counter, histogram or gauge of Prometheus as OpenTelemetry has it; None without samples."""
+    """Convert a Prometheus counter, histogram or gauge to an OpenTelemetry metric; None if it has no samples."""
     from opentelemetry.sdk.metrics import export
 
     if not family.samples:

@@ -19,8 +19,8 @@ log = logging.getLogger("evenkeel")
 class Readiness(NamedTuple):
     """The state of the service.
 
-    ``checks``: what is said of each part, ``ok`` or what is the matter. ``unfit``: the parts without which no request
-    is answered. ``is_well``: whether all of them do.
+    ``checks`` maps each part to ``ok`` or a description of its problem. ``unfit`` names the failed parts that requests
+    cannot do without. ``is_well`` is True if no part has a problem that affects the service.
     """
 
     checks: dict[str, str]
@@ -29,14 +29,14 @@ class Readiness(NamedTuple):
 
     @property
     def status(self) -> str:
-        """``ok``, or ``degraded``: requests are answered, but something behind them is not well."""
+        """``ok``, or ``degraded`` if some part has a problem."""
         return "ok" if self.is_well else "degraded"
 
 
 async def readiness(state: Any) -> Readiness:
-    """Check every part.
+    """Check every part of the service.
 
-    ``state`` is the application's: settings, database, store_health, task_health.
+    ``state`` is the application's state: it must have settings, database, store, store_health and task_health.
     """
     level, said_of_disk = _disk(state.settings)
     checks = {"database": await _database(state.database), "disk": said_of_disk}

@@ -1,9 +1,9 @@
 """Removal of old data, once a day: ended jobs, their logs, checkpoints and events, firings, idempotency keys, sessions.
 
-Of several processes on one database or EVENKEEL_HOME, the one that takes the day's row in ``sweep`` does it. Rows that
-belong to no home are one sweep; what jobs left under a home is that home's sweep. A checkpoint stays, however old,
-while something could start from it: a version that is kept, a job that waits or runs, a schedule
-(docs/adr/0027-schedules-and-clocks.md).
+Of several processes on one database or EVENKEEL_HOME, the process that claims the day's row in table ``sweep`` does the
+sweep. One sweep removes rows that belong to no home; each home has a sweep of its own for data of its jobs. A
+checkpoint stays, however old, while something could start from it: a version that is kept, a job that waits or runs, a
+schedule (docs/adr/0027-schedules-and-clocks.md).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ log = logging.getLogger("evenkeel.retention")
 LOOK_SECONDS = 60.0
 EVERY = datetime.timedelta(days=1)
 AGAIN = datetime.timedelta(minutes=10)
-"""Wait after a failed sweep."""
+"""Wait after a failed sweep before it is tried again."""
 ROWS = "rows"
 
 
 class Swept(NamedTuple):
-    """Removed items by kind; in a dry run those that would be removed."""
+    """Number of removed items by kind; in a dry run, the number that would be removed."""
 
     jobs: int = 0
     checkpoints: int = 0
@@ -66,9 +66,9 @@ async def run(database: Database, settings: Settings, store: Store, health: Task
 
 
 async def sweep_if_due(database: Database, settings: Settings, store: Store, now: datetime.datetime) -> Swept | None:
-    """Do the day's sweep unless another process does; return None if others have taken all of it.
+    """Do those of the day's sweeps that no other process has claimed; return None if there are none.
 
-    What fails is due again ten minutes later.
+    A sweep that fails is due again ten minutes later.
     """
     swept = None
     if await _take(database, ROWS, now):
@@ -86,14 +86,17 @@ async def sweep_if_due(database: Database, settings: Settings, store: Store, now
 async def sweep(
     database: Database, settings: Settings, store: Store, now: datetime.datetime, dry_run: bool = False
 ) -> Swept:
-    """Sweep everything now, whatever was swept today."""
+    """Sweep everything now, even if it was swept today."""
     swept = await sweep_rows(database, settings, now, dry_run)
     home = read_home_id(settings.home)
     return swept if home is None else _sum(swept, await sweep_home(database, settings, store, home, now, dry_run))
 
 
 async def _take(database: Database, name: str, now: datetime.datetime) -> bool:
-    """Claim the sweep if it is due; no other process then takes it before tomorrow, even if this one is killed."""
+    """Claim the sweep ``name`` if it is due, and return True if it was.
+
+    No process then claims it again before tomorrow, even if this process is killed.
+    """
     table = tables.sweep
     this_sweep = table.c.name == name
     async with database.read() as connection:
@@ -111,7 +114,7 @@ async def _take(database: Database, name: str, now: datetime.datetime) -> bool:
 
 @contextlib.asynccontextmanager
 async def _due_again(database: Database, name: str, now: datetime.datetime) -> AsyncIterator[None]:
-    """Give the day back if its sweep fails: whatever made it fail may be mended within minutes."""
+    """Make the sweep due again soon if the block fails, since the cause may be gone within minutes."""
     try:
         yield
     except Exception:
@@ -152,10 +155,10 @@ async def sweep_rows(database: Database, settings: Settings, now: datetime.datet
 async def sweep_home(
     database: Database, settings: Settings, store: Store, home: str, now: datetime.datetime, dry_run: bool = False
 ) -> Swept:
-    """Remove what ended jobs left under this home, and their rows.
+    """Remove the data of ended jobs under this home, and the jobs' rows, as their retention periods end.
 
     Raises:
-        StoreError: A collection cannot be read, so what is still needed is unknown.
+        StoreError: A collection cannot be read, so it is unknown which checkpoints are still needed.
     """
     days, job = settings.retention, tables.job.c
     youngest = _before(now, min(days.jobs, days.checkpoints, days.logs))
@@ -192,9 +195,10 @@ async def sweep_home(
 
 
 async def _give_up(database: Database, settings: Settings, job_id: str, name: str) -> bool:
-    """Remove a directory of an ended run; return whether that was allowed.
+    """Remove the folder ``name`` of an ended run; return False if the job is active, gone or about to be started from.
 
-    It is renamed while its job can neither be queued again nor be named by another, then deleted file by file.
+    The folder is renamed while the job is locked, so that it can neither be queued again nor be named by another job.
+    Then it is deleted file by file.
     """
     directory = settings.run_dir(job_id)
     doomed = directory.with_name(f"{job_records.DELETED}{job_id}-{name}")
@@ -216,7 +220,7 @@ async def _give_up(database: Database, settings: Settings, job_id: str, name: st
 
 
 def _held(directory: Path, name: str) -> int | None:
-    """Return the size of a folder of a run, here and in its run storage; None where neither has it."""
+    """Return the size of a run's folder on this host and in its run storage; None if it exists in neither."""
     try:
         stored = stored_runs.num_bytes(directory, f"{name}/")
     except StorageError as error:
@@ -226,7 +230,7 @@ def _held(directory: Path, name: str) -> int | None:
 
 
 async def needed_jobs(database: Database, settings: Settings, store: Store) -> set[str]:
-    """Return the jobs whose checkpoints something could start from.
+    """Return the ids of jobs whose checkpoints a job, a schedule or a kept version may need.
 
     Raises:
         StoreError: A collection cannot be read.
@@ -242,7 +246,7 @@ async def needed_jobs(database: Database, settings: Settings, store: Store) -> s
 
 
 def _behind_versions(store: Store, owners: Iterable[str]) -> set[str]:
-    """Return the jobs of versions that are served, or can be."""
+    """Return the ids of the jobs that published versions which are served or can be promoted."""
     job_ids = set()
     for tenant in owners:
         tenant_store = store_of(store, tenant)
@@ -255,7 +259,7 @@ def _behind_versions(store: Store, owners: Iterable[str]) -> set[str]:
 
 
 def _begun_from(run_dir: Path) -> str | None:
-    """Return the job whose checkpoint a run that has not ended started from, whatever ``current`` means by now."""
+    """Return the job from whose checkpoint an unended run started, according to ``run.json``; None without one."""
     try:
         checkpoint = json.loads((run_dir / RUN_FILE).read_text("utf-8")).get("init_checkpoint")
     except (OSError, ValueError):

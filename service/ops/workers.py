@@ -1,6 +1,6 @@
-"""Several processes behind one listening socket: forked, so that they share imports and the mapped vectors.
+"""Several processes behind one listening socket; they are forked, so that they share imports and mapped vectors.
 
-A worker that dies is replaced. SIGTERM and Ctrl-C end all of them in order; workers whose parent is killed end too.
+A worker that dies is replaced. SIGTERM and Ctrl-C end all workers properly; workers whose parent is killed end too.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ log = logging.getLogger("evenkeel")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 QUICK_SECONDS = 5.0
-"""A worker that lives for less counts as failed to start."""
+"""Lifetime below which a worker that dies counts as a failed start."""
 MAX_QUICK_DEATHS = 5
 """Failed starts in a row after which all workers end."""
 _PR_SET_PDEATHSIG = 1
 
 
 def run(num_workers: int, work: Callable[[], int]) -> int:
-    """Keep ``num_workers`` processes at ``work`` until a signal comes; return 0, or 1 if they cannot work."""
+    """Keep ``num_workers`` processes running ``work`` until a signal comes; return 0, or 1 if they fail to start."""
     started: dict[int, float] = {}
     stopping = False
     quick_deaths = 0

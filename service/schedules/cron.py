@@ -1,8 +1,8 @@
 """Firing times of a schedule: pure functions of cron expression, time zone and instants.
 
-Clock changes are handled as by Debian's cron: a job at a fixed time that the spring change skips runs right after it,
-and one that the autumn change repeats runs once; jobs with ``*`` in minute or hour follow real time. cronsim parses
-expressions and knows the calendar; local time is computed here (docs/adr/0027-schedules-and-clocks.md).
+Clock changes are handled as by Debian's cron. If the spring change skips a fixed time, its job runs right after the
+change; if the autumn change repeats the time, the job runs once. Jobs with ``*`` in minute or hour follow real time.
+cronsim parses expressions and knows the calendar; local time is computed here (docs/adr/0027-schedules-and-clocks.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MISSED_SEARCHED = 5000
 FREQUENT_DAYS = 31
 
 SET_FAR = datetime.timedelta(hours=3)
-"""Largest clock change that counts as daylight saving; after a larger one cron begins anew."""
+"""Clock change from which it no longer counts as daylight saving: firings that it skips are dropped."""
 CHANGES_APART = datetime.timedelta(days=1)
 SECOND = datetime.timedelta(seconds=1)
 UTC = datetime.UTC
@@ -35,7 +35,7 @@ def check_cron(expression: str) -> str:
     """Return the expression if it has five valid fields and ever fires.
 
     Raises:
-        ValueError: It is invalid or never fires.
+        ValueError: The expression is invalid or never fires.
     """
     if len(expression.split()) != 5:
         raise ValueError(f"'{expression}' does not have five fields: minute, hour, day of month, month, day of week")
@@ -65,7 +65,7 @@ def firings(expression: str, timezone: str, after: Instant) -> Iterator[Instant]
 
 
 def _once_each(expression: str, zone: ZoneInfo, after: Instant) -> Iterator[Instant]:
-    """Yield, for each matching calendar minute, the moment at which clocks first show it or a later one.
+    """Yield, for each matching calendar minute, the moment at which clocks first show this minute or a later one.
 
     The first may lie before ``after``.
     """
@@ -83,7 +83,7 @@ def _once_each(expression: str, zone: ZoneInfo, after: Instant) -> Iterator[Inst
 
 
 def _at_matching_minutes(expression: str, zone: ZoneInfo, after: Instant) -> Iterator[Instant]:
-    """Yield the minutes after ``after`` at which clocks show a matching one."""
+    """Yield each minute after ``after`` at which the local time matches the expression."""
     begin = checked = after
     offset = _offset(after, zone)
     while True:
@@ -111,12 +111,12 @@ def _offset(at: Instant, zone: ZoneInfo) -> datetime.timedelta:
 
 
 def _wall(at: Instant, zone: ZoneInfo) -> Instant:
-    """Return the local time of the zone, as if it were UTC."""
+    """Return the zone's local time, labelled as UTC so that differences ignore clock changes."""
     return at + _offset(at, zone)
 
 
 def _change(zone: ZoneInfo, before: Instant, after: Instant) -> Instant:
-    """Return the second at which the clock changes, which it does once between the two."""
+    """Return the second at which the clock changes; it must change exactly once between ``before`` and ``after``."""
     changed = _offset(after, zone)
     low, high = math.floor(before.timestamp()), math.ceil(after.timestamp())
     while high - low > 1:
@@ -142,7 +142,7 @@ def firing_date(at: Instant, timezone: str) -> str:
 
 
 class Due(NamedTuple):
-    """A firing that has come due; ``missed`` is why it does not run, or None if it runs."""
+    """A firing that has come due; ``missed`` is the reason why it does not run, or None if it runs."""
 
     at: Instant
     missed: str | None
@@ -161,11 +161,11 @@ def plan(
     catchup: Literal["none", "last", "all"],
     misfire_grace_seconds: float,
 ) -> Plan:
-    """Decide what to do with everything due from ``next_fire_at`` to ``now``, and when to look again.
+    """Decide which firings due from ``next_fire_at`` to ``now`` run, and when the schedule is due next.
 
-    ``all`` runs each, oldest first (a hundred at once); ``last`` runs the newest, however late; ``none`` runs the
-    newest if it is at most ``misfire_grace_seconds`` late. Firings that do not run are listed as missed, the newest
-    thousand.
+    By ``catchup``, ``all`` runs each firing, oldest first (a hundred per call); ``last`` runs the newest, however late;
+    ``none`` runs the newest if it is at most ``misfire_grace_seconds`` late. Firings that do not run are listed as
+    missed, the newest thousand.
     """
     before = next_fire_at - datetime.timedelta(seconds=1)
     if catchup == "all":
@@ -192,7 +192,7 @@ def plan(
 def _past(
     expression: str, timezone: str, after: Instant, now: Instant, limit: int | None
 ) -> tuple[list[Instant], Instant | None]:
-    """Return the newest firings up to ``now``, and the first one not examined.
+    """Return the newest firings up to ``now``, and the first firing that was not examined.
 
     The latter is after ``now`` unless ``limit`` was reached.
     """

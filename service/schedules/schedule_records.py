@@ -1,7 +1,7 @@
 """Schedules: created, changed, fired.
 
-A firing and the job that it starts are one transaction, and a firing's primary key is (schedule, time): in spite of
-races and crashes, a schedule fires once at each time.
+A firing and its job are inserted in one transaction, and a firing's primary key is (schedule, time). So a schedule
+fires once at each time, in spite of races and crashes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Grace = Annotated[float, Field(ge=0, le=366 * 86400, allow_inf_nan=False)]
 
 
 class ScheduleSpec(BaseModel):
-    """A schedule as sent. ``{firing_date}`` in the job's window becomes the firing's date in ``timezone``."""
+    """A schedule in a request. ``{firing_date}`` in the job's window becomes the firing's date in ``timezone``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -67,7 +67,8 @@ async def create(database: Database, connection: AsyncConnection, spec: Schedule
     """Create a schedule.
 
     Raises:
-        Problem: 409 if the name is in use, 422 if the job does not fit its dataset, or catchup the overlap.
+        Problem: 409 if the name is in use, 422 if the job does not fit its dataset, or ``catchup`` is ``all`` without
+            overlap ``queue``.
     """
     _check_catchup(spec.catchup, spec.overlap)
     await database.exclusive(connection, f"schedule {tenant} {spec.name}")
@@ -88,7 +89,7 @@ async def create(database: Database, connection: AsyncConnection, spec: Schedule
 
 
 def _check_catchup(catchup: Catchup, overlap: Overlap) -> None:
-    """Raise 422 for ``all`` where the first of the jobs that it starts at once keeps out, or ends, the others."""
+    """Raise 422 for catchup ``all`` unless overlap is ``queue``: else only one of the jobs due at once would run."""
     if catchup == "all" and overlap != "queue":
         message = f"catchup all starts the jobs of all missed firings at once, and overlap {overlap} leaves one of them"
         raise invalid(FieldProblem("catchup", message, "set overlap: queue, or catchup: last"))
@@ -109,11 +110,12 @@ async def get(connection: AsyncConnection, tenant: str, name: str, lock: bool = 
 async def change(connection: AsyncConnection, tenant: str, name: str, patch: SchedulePatch) -> ScheduleRow:
     """Apply the fields that were sent; firings that were due while the schedule was paused are not caught up.
 
-    One that was due before a change of its times, and had not been fired yet, is recorded as missed.
+    A firing that was due before a change of cron, time zone or pause, and had not been fired yet, is recorded as
+    missed.
 
     Raises:
-        Problem: 404 if the tenant has no such schedule, 422 if the job does not fit its dataset, or catchup the
-            overlap, or if this machine does not know the time zone and the schedule is to fire.
+        Problem: 404 if the tenant has no such schedule; 422 if the job does not fit its dataset, ``catchup`` does not
+            fit ``overlap``, or the time zone is unknown on this machine.
     """
     row = await get(connection, tenant, name, lock=True)
     # A job is stored whole: what it leaves out stays as it is, whatever a later version's default.
@@ -142,7 +144,7 @@ def _following(row: ScheduleRow, now: datetime.datetime) -> datetime.datetime | 
 
 
 async def _miss_due(connection: AsyncConnection, row: ScheduleRow, now: datetime.datetime) -> None:
-    """Record what is due of a locked schedule as missed."""
+    """Record the due firings of a locked schedule as missed."""
     if row["next_fire_at"] is None or row["next_fire_at"] > now:
         return
     try:
@@ -188,7 +190,7 @@ def fired(schedule_id: str) -> sa.Select[Any]:
 
 
 def fired_view(row: FiredRow, schedule: str) -> dict[str, Any]:
-    """Return a firing as users see it, with what came of its job."""
+    """Return a firing as users see it, with the state and publication of its job."""
     publication = row["publication"] or {}
     outcome = {name: publication.get(name) for name in ("status", "version", "held_in_a_row")}
     return {
@@ -199,7 +201,7 @@ def fired_view(row: FiredRow, schedule: str) -> dict[str, Any]:
 
 
 async def last_publications(connection: AsyncConnection, schedule_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return, by schedule, what the newest of its jobs that succeeded published."""
+    """Return the publication of each schedule's newest successful job, by the schedule's id."""
     job = tables.job.c
     succeeded = sa.and_(job.schedule_id.in_(schedule_ids), job.state == "succeeded")
     newest = sa.select(sa.func.max(job.id)).where(succeeded).group_by(job.schedule_id)
@@ -225,7 +227,7 @@ def firing_view(row: FiringRow, schedule: str) -> dict[str, Any]:
 
 
 def job_of(row: ScheduleRow, firing_date: str) -> JobSpec:
-    """Return the job of one firing: its window begins where the template has ``{firing_date}``."""
+    """Return the job of one firing: in the schedule's job, ``{firing_date}`` is replaced by the date."""
     return JobSpec.model_validate(to_run(row["job"])).fired_on(firing_date)
 
 
@@ -268,7 +270,7 @@ async def fire(
 ) -> FiringRow | None:
     """Record the firing of a locked schedule at one time and start its job unless it was ``missed``.
 
-    Webhooks are told of missed firings by :func:`tell_missed`.
+    The caller must notify webhooks of missed firings by :func:`tell_missed`.
 
     Returns:
         The firing, or None if the schedule has already fired at that time.
@@ -300,7 +302,7 @@ async def fire(
 async def tell_missed(connection: AsyncConnection, row: ScheduleRow, firings: Sequence[FiringRow]) -> None:
     """Send one webhook event for all firings that a schedule missed in one outage.
 
-    It has the last of them, their number, and the time of the first: nobody reads a thousand messages.
+    The event has the last missed firing, their number, and the time of the first; a message for each would be too many.
     """
     if firings:
         last = firing_view(firings[-1], row["name"])
@@ -323,7 +325,7 @@ class _Started(NamedTuple):
 
 
 async def _start(connection: AsyncConnection, row: ScheduleRow, date: str) -> _Started:
-    """Start the job of a firing; return what came of it, with the reason if there is no job."""
+    """Start the job of a firing; return the outcome, with the reason if no job was started."""
     active = await job_records.active_of(connection, row["id"])
     if active and row["overlap"] == "forbid":
         return _Started("skipped", reason=f"job {active[0]} has not ended, and overlap is forbid")

@@ -20,21 +20,25 @@ from service.web.content import (
 from service.web.request import DashboardRequest
 
 Gather = Callable[[DashboardRequest], Awaitable[dict[str, Any]]]
-"""Returns the values that a template shows."""
+"""Type of functions that return the values for a page's template."""
 
 
 class Page(NamedTuple):
     """A page of the dashboard.
 
     Attributes:
-        address: ``/``, or below ``/dashboard/``, where a session is recognized; it may have names in braces.
-        title: Its name in the navigation and in the browser's title.
-        template: What is in the frame, of ``templates/``.
-        gather: What the template shows; ``page``, ``pages``, ``request`` and ``source`` are the frame's names.
-        under: The address of the page of the navigation that it belongs to; None: it is one of those itself.
-        scope: The scope without which it says which one is lacking, and nothing else.
-        is_live: Whether the page's script keeps it as it is on the server. One with a form for work in progress is not.
-        scripts: Scripts of its own, of ``static/``.
+        address: Path of the page: ``/``, or below ``/dashboard/``, where the session cookie is sent; it may have
+            parameters in braces.
+        title: Name of the page in the navigation and in the browser's title.
+        template: File in ``templates/`` for the content of the frame.
+        gather: Function that returns the template's values. The names ``page``, ``pages``, ``request`` and ``source``
+            are reserved for the frame.
+        under: Address of the page in the navigation to which this page belongs; None if it is itself in the navigation.
+        scope: Scope that the key needs; without it the page shows only the name of the scope. None if any key may see
+            it.
+        is_live: True if the page's script refreshes it regularly; False for a page with a form that a user is filling
+            in.
+        scripts: Files in ``static/`` with scripts for this page only.
     """
 
     address: str
@@ -48,12 +52,12 @@ class Page(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The address of what is in the frame, which the page's script asks again and again."""
+        """The address of the frame's content, which the page's script requests again and again."""
         return source_of(self.address)
 
 
 class Part(NamedTuple):
-    """A part of a page that takes longer, and is asked for by the page once it is shown; attributes as in Page."""
+    """A part of a page that takes longer, and that the page requests once it is shown; attributes are as in Page."""
 
     address: str
     template: str
@@ -62,7 +66,7 @@ class Part(NamedTuple):
 
 
 def source_of(address: str) -> str:
-    """Return the address of what is in the frame of the page at ``address``."""
+    """Return the address of the frame's content for the page at ``address``."""
     return f"/dashboard/content{address.removeprefix('/dashboard').rstrip('/')}"
 
 

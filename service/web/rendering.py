@@ -15,7 +15,7 @@ import jinja2
 _HERE = Path(__file__).resolve().parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 STATIC = {file.name: _TYPES[file.suffix] for file in sorted((_HERE / "static").iterdir())}
-"""The media types of the static files by their names."""
+"""The media type of each static file, by the file's name."""
 
 
 def page(template: str, **values: Any) -> str:

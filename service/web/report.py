@@ -1,4 +1,4 @@
-"""The report of a job: its metrics per epoch, whether more epochs helped, and what happened to its vectors."""
+"""The report of a job: its metrics per epoch, a finding about overfitting, and the outcome of its publication."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from trainer.spec.evaluation import CHARTED, figures_named, is_table
 from trainer.spec.stored_specs import StoredJob
 
 OVERFIT = 0.002
-"""Loss of validation AUC (or gain of RMSE) from the best epoch to the last that is reported as overfitting."""
+"""Decrease of validation AUC (or increase of RMSE) from the best to the last epoch that is reported as overfitting."""
 
 
 def report(job: dict[str, Any]) -> dict[str, Any]:
     """Build the report of a job as shown to users.
 
     Returns:
-        ``epochs`` (one row per epoch and split), ``best``, ``last``, a ``finding``, ``drift``, the drift of the rows
-        since the run that this one continues (None without one), and the ``warnings`` about its rows.
+        ``epochs`` (one row per epoch and split), ``best``, ``last``, a ``finding``, ``drift`` and ``warnings``.
+        ``drift`` is the drift of the rows since the run that this run continues, None without such a run. ``warnings``
+        are about the rows.
     """
     names_with_value = [name for metric in job["metrics"] for name, value in metric.items() if value is not None]
     name, sign = next(((figure, 1.0) for figure in figures_named("auc", names_with_value)), ("rmse", -1.0))
@@ -60,12 +61,12 @@ def _word(figure: str, word: str) -> str:
 
 
 def _figures(job: dict[str, Any], metric: str) -> list[str]:
-    """Return the figures that are of a metric, of several labels one for each."""
+    """Return the names of a metric's figures: one, or with several labels one for each label."""
     return figures_named(metric, (name for metric_row in job["metrics"] for name in metric_row))
 
 
 def _chart(job: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
-    """Return the curves of one metric over epochs, None if there is no value."""
+    """Return the chart of one metric over epochs with its curves; None if there is no value."""
     curves = [Series(split, curve(job["metrics"], split, name)) for split in ("validation", "test")]
     curves = [series for series in curves if series.points]
     if not curves:
@@ -74,7 +75,7 @@ def _chart(job: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
 
 
 def _tables(job: dict[str, Any], metric: str) -> list[tuple[dict[str, Any], str]]:
-    """Return the last metrics of each held-out split that have a table, with the table's name, label by label."""
+    """Return (last metrics with the table, name of the table) for each label and held-out split that has one."""
     return [(row, name) for name in _figures(job, metric) for row in _last_with(job, name)]
 
 
@@ -103,7 +104,7 @@ def _buckets(metric: dict[str, Any], figure: str) -> dict[str, Any]:
 
 
 def charts_of(job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the chart of each metric that has one: its word, its curves, its SVG."""
+    """Return the charts of all metrics that have values: each with its word, curves and SVG."""
     charts = [
         _chart(job, name, _word(name, word)) for metric, word in CHARTED.items() for name in _figures(job, metric)
     ]

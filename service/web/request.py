@@ -1,4 +1,4 @@
-"""A request to a page of the dashboard: who asks, and for what."""
+"""A request to a page of the dashboard: its sender and its parameters."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class DashboardRequest:
     """One request for a page.
 
     Attributes:
-        app: The application, whose state has settings, database and store.
-        principal: Who asks.
-        path: What stands in the address for the names in braces of the page's address.
-        query: The query of the address.
+        app: The application; its ``state`` has settings, database and store.
+        principal: The sender of the request.
+        path: Values of the parameters in braces in the page's address.
+        query: Parameters of the request's query string.
     """
 
     app: FastAPI
@@ -46,18 +46,18 @@ class DashboardRequest:
         return self.principal.allows(scope)
 
     def asked(self, name: str) -> str | None:
-        """Return a value of the query without spaces around it, None where it is empty or left out."""
+        """Return a query parameter without surrounding spaces; None if it is empty or left out."""
         return (self.query.get(name) or "").strip() or None
 
     def paging(self, limit: int) -> PageRequest:
-        """Return the requested page of a list."""
+        """Return the request for a page of a list, with ``limit`` items and the query's cursor."""
         return PageRequest(limit, self.asked("cursor"))
 
     def collection(self) -> Collection:
         """Return the collection that the address names.
 
         Raises:
-            UnknownCollection: There is none of that name.
+            UnknownCollection: No collection has that name.
         """
         collection = self.store.collection(self.path["collection"])
         if not collection.exists():

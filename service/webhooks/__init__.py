@@ -1,1 +1,1 @@
-"""Webhooks: who is told of events, and how deliveries are made without reaching into the internal network."""
+"""Webhooks: addresses that are notified of events, and deliveries to them that cannot reach the internal network."""

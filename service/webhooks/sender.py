@@ -1,7 +1,7 @@
 """The background task that makes webhook deliveries. Any number of processes may run it on one database.
 
-A delivery is taken under a lease (its next attempt is postponed, in a transaction of its own), made outside any
-transaction, and its outcome written if the lease is still the same: a process that dies in between costs one
+A delivery is claimed by a lease: its next attempt is postponed, in a transaction of its own. It is then sent outside
+any transaction, and its outcome is written if the lease is still the same. A process that dies in between causes one
 repetition.
 """
 
@@ -30,7 +30,7 @@ log = logging.getLogger("evenkeel.webhooks")
 
 BATCH_SIZE = 20
 PER_WEBHOOK = 5
-"""Most deliveries of one webhook in a batch, which takes as long as its slowest receiver."""
+"""Most deliveries of one webhook in a batch; a batch takes as long as its slowest receiver."""
 TIMEOUT_SECONDS = 10.0
 LEASE = datetime.timedelta(seconds=60)
 CLOCKS_APART = datetime.timedelta(minutes=5)
@@ -80,7 +80,7 @@ async def deliver_due(database: Database, allowed: Sequence[Network], count: Cou
 
 
 class _Due(DeliveryRow):
-    """A delivery with where it goes."""
+    """A due delivery with the address and the secret of its webhook."""
 
     url: str
     secret: str
@@ -110,9 +110,10 @@ async def _take(database: Database) -> list[_Due]:
 
 
 def _fair_batch(due: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    """Return a query for the ids of a batch: the oldest of each tenant, then its next, at most PER_WEBHOOK of one.
+    """Return a query for the ids of a batch: each tenant's oldest delivery, then each tenant's next, and so on.
 
-    One tenant's many failing deliveries thus do not delay those of others.
+    A batch has at most PER_WEBHOOK deliveries of one webhook. One tenant's many failing deliveries thus do not delay
+    those of others.
     """
     table, hook = tables.webhook_delivery.c, tables.webhook.c
     position = sa.func.row_number().over(partition_by=table.webhook_id, order_by=(table.next_at, table.id))
@@ -161,7 +162,7 @@ async def _deliver(
 
 
 async def _post(client: httpx.AsyncClient, row: _Due, allowed: Sequence[Network]) -> tuple[int | None, str | None]:
-    """Send a delivery; return (status of the response, error), reading no more of the response than is shown."""
+    """Send a delivery; return (response status, error); reads only the beginning of the response, for the error."""
     body = orjson.dumps(row["payload"])
     timestamp = int(time.time())
     headers = {

@@ -1,7 +1,7 @@
-"""Webhooks: who is told of which events, and the pending deliveries; :mod:`service.webhooks.sender` makes them.
+"""Records of webhooks, their events, and pending deliveries, which :mod:`service.webhooks.sender` sends.
 
 A delivery is written in the transaction of the event it reports, so no event is lost and none is reported that did not
-happen, whichever process is killed when. It is made at least once; its id stays the same, so a receiver can recognize a
+happen, even if processes are killed. It is sent at least once, always with the same id, so a receiver can recognize a
 repetition. It is signed as in `Standard Webhooks <https://www.standardwebhooks.com>`_, for which receivers have
 libraries.
 """
@@ -36,9 +36,9 @@ Event = Literal[
 EVENTS: tuple[str, ...] = get_args(Event)
 SECRET_PREFIX = "whsec_"
 MAX_WEBHOOKS = 50
-"""Most webhooks of a tenant: each event is written once for each of them."""
+"""Most webhooks of a tenant, since each event is written once per webhook."""
 MAX_PINGS = 50
-"""Most waiting pings of a webhook."""
+"""Most pings of a webhook that wait to be delivered."""
 KEPT = datetime.timedelta(days=30)
 
 
@@ -55,7 +55,7 @@ Events = Annotated[list[Event], Field(min_length=1, max_length=len(EVENTS))]
 
 
 class WebhookSpec(BaseModel):
-    """A webhook as sent."""
+    """A webhook in a request that creates it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -64,7 +64,7 @@ class WebhookSpec(BaseModel):
 
 
 class WebhookPatch(BaseModel):
-    """The fields to change."""
+    """The fields of a webhook to change."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=json_schema.without_defaults)
 
@@ -77,7 +77,7 @@ async def create(database: Database, connection: AsyncConnection, tenant: str, s
     """Create a webhook and return its row, with the secret.
 
     Raises:
-        Problem: 409 if the tenant has too many.
+        Problem: 409 if the tenant has MAX_WEBHOOKS already.
     """
     table = tables.webhook
     await database.exclusive(connection, f"webhooks {tenant}")  # else two would count the same
@@ -99,7 +99,7 @@ async def create(database: Database, connection: AsyncConnection, tenant: str, s
 
 
 async def get(connection: AsyncConnection, tenant: str, webhook_id: str) -> WebhookRow:
-    """Return the row, locked.
+    """Return the webhook's row, locked until the transaction ends.
 
     Raises:
         Problem: 404 if the tenant has no such webhook.
@@ -113,7 +113,7 @@ async def get(connection: AsyncConnection, tenant: str, webhook_id: str) -> Webh
 
 
 async def change(connection: AsyncConnection, tenant: str, webhook_id: str, patch: WebhookPatch) -> WebhookRow:
-    """Apply the fields that were sent; a webhook resumed after a pause is not told what it missed."""
+    """Apply the fields that were sent; a webhook resumed after a pause does not get the events in between."""
     row = await get(connection, tenant, webhook_id)
     values = patch.model_dump(exclude_unset=True)
     if "paused" in values:
@@ -124,13 +124,13 @@ async def change(connection: AsyncConnection, tenant: str, webhook_id: str, patc
 
 
 async def delete(connection: AsyncConnection, tenant: str, webhook_id: str) -> None:
-    """Delete a webhook with its deliveries; pending ones are not made any more."""
+    """Delete a webhook with its deliveries; pending deliveries are not sent any more."""
     await get(connection, tenant, webhook_id)
     await connection.execute(tables.webhook.delete().where(tables.webhook.c.id == webhook_id))
 
 
 async def tell(connection: AsyncConnection, tenant: str, event: Event, data: Mapping[str, Any]) -> None:
-    """Queue ``event`` for every webhook of the tenant that subscribes to it, in the transaction of what happened."""
+    """Queue ``event`` for every webhook of the tenant that subscribes to it, in the caller's transaction."""
     table = tables.webhook
     query = sa.select(table.c.id, table.c.events).where(table.c.tenant == tenant, table.c.paused.is_(False))
     # One that is being deleted is waited for: a delivery to it would fail the transaction.
@@ -194,7 +194,7 @@ async def redeliver(connection: AsyncConnection, tenant: str, webhook_id: str, d
 
 
 async def forget_old(connection: AsyncConnection, now: datetime.datetime) -> int:
-    """Remove deliveries older than :data:`KEPT` that are final."""
+    """Remove delivered and abandoned deliveries that are older than :data:`KEPT`; return their number."""
     table = tables.webhook_delivery
     old = sa.and_(table.c.created_at < now - KEPT, table.c.next_at.is_(None))
     return (await connection.execute(table.delete().where(old))).rowcount

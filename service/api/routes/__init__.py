@@ -20,7 +20,7 @@ FEATURE_MODULES: tuple[str, ...] = ("vectors", "health", "collections", "views")
 
 
 def for_role(role: str) -> tuple[str, ...]:
-    """Return the route modules for a role: only health for ``scheduler``, only what fetch needs for ``vectors``."""
+    """Return the route modules for a role: health for ``scheduler``, routes that fetch vectors for ``vectors``."""
     if role == "scheduler":
         return ("health",)
     if role == "vectors":

@@ -43,7 +43,7 @@ async def list_entries(
     since: tables.Instant | None = None,
     until: Annotated[tables.Instant | None, Query(description="Before this.")] = None,
 ) -> Page[AuditEntry]:
-    """List entries, newest first: those of all tenants for an operator, otherwise those of the admin's own tenant."""
+    """List audit log entries, newest first: of all tenants for an operator, otherwise of the admin's own tenant."""
     query = audit.listing(admin.sees, key, since, until)
     async with request.app.state.database.read() as connection:
         return await pagination.page(

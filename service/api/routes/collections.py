@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
 
 class Promotion(BaseModel):
-    """Why a version is made current; with ``if_current``, refused if another version is current by now."""
+    """The reason for making a version current; refused if ``if_current`` names a version that is no longer current."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -23,7 +23,7 @@ MaybePrincipal = Annotated[Principal | None, Depends(optional_principal)]
 
 
 def add_routes(router: APIRouter, page: Page) -> None:
-    """Serve a page at its address, and what is in its frame at its source."""
+    """Add routes for a page: the whole page at its address, and the content of its frame at ``page.source``."""
 
     @router.get(page.address)
     async def whole_page(request: Request, principal: MaybePrincipal) -> Response:
@@ -35,7 +35,7 @@ def add_routes(router: APIRouter, page: Page) -> None:
 
 
 def add_part(router: APIRouter, part: Part) -> None:
-    """Serve a part of a page at its address."""
+    """Add a route for a part of a page, at the part's address."""
 
     @router.get(part.address)
     async def one_part(request: Request, principal: MaybePrincipal) -> Response:
@@ -43,7 +43,7 @@ def add_part(router: APIRouter, part: Part) -> None:
 
 
 async def whole(request: Request, principal: Principal | None, page: Page) -> Response:
-    """Return a page in the dashboard's frame, or the form that exchanges a key for a session cookie."""
+    """Return a page in the dashboard's frame, or without a principal the login form, which asks for a key."""
     status = 200
     if principal is None:
         html = rendering.page("login.html")
@@ -61,7 +61,7 @@ async def whole(request: Request, principal: Principal | None, page: Page) -> Re
 
 
 async def changing(request: Request, principal: Principal | None, page: Page | Part) -> Response:
-    """Return the frame of a page, or a part of one; 304 while it is unchanged."""
+    """Return the content of a page's frame, or of a part of a page; 304 if the browser already has it."""
     if principal is None:
         raise unauthorized("The session has ended.")
     page_request = _asked(request, principal)
@@ -75,7 +75,7 @@ async def changing(request: Request, principal: Principal | None, page: Page | P
 
 
 async def _content(request: DashboardRequest, page: Page | Part) -> tuple[str, dict[str, Any]]:
-    """Return the template of a page and its values, or which scope the key lacks."""
+    """Return a page's template and values; if the key lacks the page's scope, the template that says so."""
     if page.scope is not None and not request.allows(page.scope):
         return "lacking.html", {"scope": page.scope}
     gather: Gather = page.gather

@@ -47,7 +47,7 @@ class Readmitted(BaseModel):
 
 
 async def _in_turn(call: Callable[[], Result]) -> Result:
-    """Make ``call`` as ``in_store`` does, in a thread reserved for this kind of work."""
+    """Call ``call`` as ``in_store`` does, but in one of the threads reserved for erasing and readmitting ids."""
     context = contextvars.copy_context()
     with store_problems():
         return await asyncio.get_running_loop().run_in_executor(_threads, lambda: context.run(call))
@@ -72,7 +72,7 @@ async def erase(request: Request, collection: str, body: Ids, principal: Feature
 
 @router.post("/{collection}/readmit", responses=errors.responses(404, 507))
 async def readmit(request: Request, collection: str, body: Ids, principal: FeaturesWriter) -> Readmitted:
-    """Allow erased ids to be published again, by the next run that finds them."""
+    """Allow erased ids to be published again, by the next run whose data contains them."""
 
     def admit() -> int:
         target = existing(request, collection)

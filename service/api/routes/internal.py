@@ -1,7 +1,7 @@
 """Routes for runs on other machines, authorized by the token of their attempt; not in the public document.
 
-Each route concerns one run. A token of another run is refused with 403, a token of an attempt that was given up with
-409. Tokens are those of :mod:`service.identity.run_tokens`.
+Each route concerns one run. A token of another run is refused with 403, and a token of an abandoned attempt with 409.
+Tokens are those of :mod:`service.identity.run_tokens`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 def claim_of(request: Request, run_id: str) -> Claim:
-    """Return the claim of the request's token.
+    """Return the content of the request's token: run, attempt and lease.
 
     Raises:
         Problem: 401 without a valid token, 403 for the token of another run.
@@ -70,7 +70,7 @@ async def run_document(request: Request, claim: Claimed) -> Response:
 
 @router.get("/current", status_code=204)
 async def current(request: Request, claim: Claimed) -> None:
-    """Return 204 while the attempt may publish."""
+    """Answer 204 if the attempt may still publish."""
     async with request.app.state.database.read() as connection:
         row = await _held(connection, claim)
     if row["state"] not in ACTIVE:
@@ -81,9 +81,9 @@ async def current(request: Request, claim: Claimed) -> None:
 async def events(
     request: Request, claim: Claimed, offset: Annotated[int, Query(ge=0, lt=2**63)]
 ) -> dict[str, int | str | None]:
-    """Append lines of the run's event file that belong at byte ``offset``.
+    """Append the lines of the request's body to the run's event file, where they belong at byte ``offset``.
 
-    Returns where the file ends now, and a new token if the old one is more than a day old.
+    The response has the file's new length in bytes, and a new token if the current token is more than a day old.
     """
     lines = await request.body()
     if not lines.endswith(b"\n"):
@@ -99,7 +99,7 @@ async def events(
 
 @router.put("/exit", status_code=204)
 async def last_word(request: Request, claim: Claimed) -> None:
-    """Store the attempt's ``exit.json``."""
+    """Store the request's body as the attempt's ``exit.json``, which says how the attempt ended."""
     try:
         document = json.loads(await request.body())
     except (ValueError, RecursionError):
@@ -113,7 +113,7 @@ async def last_word(request: Request, claim: Claimed) -> None:
 
 
 async def _written(request: Request, claim: Claim, write: Callable[[], Result]) -> tuple[Result, JobRow]:
-    """Return the result of ``write``, called while the job's row is locked, and the row."""
+    """Call ``write`` while the job's row is locked, and return its result and the row."""
     async with request.app.state.database.write() as connection:
         row = await _held(connection, claim)
         try:
@@ -142,10 +142,10 @@ def _given_up(claim: Claim) -> NoReturn:
 
 
 def append_events(run_dir: Path, offset: int, lines: bytes) -> int:
-    """Append whole ``lines`` that belong at byte ``offset`` and return where the file then ends.
+    """Append complete ``lines``, whose place is at byte ``offset``, to the event file and return its length in bytes.
 
-    Lines that exist already are skipped, and nothing is written if something before them is missing. The file is
-    durable on return; blocking.
+    Lines that exist already are skipped, and nothing is written if something before them is missing. The file is on
+    disk when this returns. The call blocks.
     """
     descriptor = os.open(run_dir / EVENTS_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -25,9 +25,9 @@ from trainer.spec import JobSpec
 
 
 def own(scope: str) -> Any:
-    """Require the scope, and respond 404 for another tenant's job as for a missing one.
+    """Return a dependency that requires the scope, and responds 404 for a job that is missing or another tenant's.
 
-    The row is stored in ``request.state.job``.
+    It stores the job's row in ``request.state.job``.
     """
 
     async def dependency(request: Request, job_id: str, principal: Principal = Depends(require(scope))) -> None:
@@ -46,7 +46,7 @@ WRITE = [own("jobs:write")]
 
 
 class DryRun(BaseModel):
-    """The job would be accepted; the resources that it is predicted to use."""
+    """Response to a dry run of a job that would be accepted: the resources that the job is predicted to use."""
 
     valid: Literal[True] = True
     estimate: dict[str, Any]
@@ -170,7 +170,8 @@ async def logs(request: Request, job_id: str, offset: Annotated[int, Query(ge=0,
 async def events(request: Request, job_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
     """Stream events until the job has ended: ``state``, ``metric``, ``preparation``, ``progress``, ``log``.
 
-    204 if it has ended and all were sent. The stream also ends when the key or session does.
+    Responds 204 if the job has ended and all its events were sent. The stream also ends when the key or session expires
+    or is revoked.
     """
     at = output.position(last_event_id)
     state = request.app.state
@@ -196,7 +197,7 @@ async def get_report(request: Request, job_id: str) -> Response | dict[str, Any]
 
 
 async def _shown(request: Request) -> dict[str, Any]:
-    """Return the job that :func:`own` has read, as users see it."""
+    """Return the job in ``request.state.job``, stored by :func:`own`, as users see it."""
     row = request.state.job
     if not row["attempt"]:
         return job_records.view_of_new(row)

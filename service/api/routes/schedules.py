@@ -24,10 +24,10 @@ router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
 
 class ScheduleView(BaseModel):
-    """A schedule. ``last_publication``: of its newest job that succeeded.
+    """A schedule. ``last_publication`` describes the publication of the schedule's newest successful job.
 
-    It has ``job_id``, ``status`` (``published``, ``held``, ``none``), ``collection``, ``version``, and where it was
-    held ``held_in_a_row`` and ``held_since``.
+    Its fields are ``job_id``, ``status`` (``published``, ``held``, ``none``), ``collection`` and ``version``. If the
+    version was held, ``held_in_a_row`` and ``held_since`` are added.
     """
 
     name: str
@@ -47,9 +47,10 @@ class ScheduleView(BaseModel):
 class FiringView(BaseModel):
     """One firing of a schedule.
 
-    ``missed``: it was not run at all; ``skipped``: the schedule's overlap setting forbade it; ``failed``: its job could
-    not be submitted. ``job_state``: of its job, as it is now; ``publication``: the ``status`` (``published`` or
-    ``held``) and ``version`` of what the job published, and if it was held ``held_in_a_row``.
+    States: ``missed``: the firing was not run at all; ``skipped``: the schedule's overlap setting forbade it;
+    ``failed``: its job could not be submitted. ``job_state`` is the present state of its job. ``publication``:
+    ``status`` (``published`` or ``held``) and ``version`` of the job's publication, with ``held_in_a_row`` if it was
+    held.
     """
 
     schedule: str
@@ -119,7 +120,7 @@ async def trigger(
     body: TriggerRequest | None = None,
     idempotency_key: IdempotencyKey = None,
 ) -> FiringView:
-    """Fire a schedule now, even if it is paused; 409 if its last job has not ended and overlap is ``forbid``."""
+    """Fire a schedule now, even if it is paused; 409 if its last job is still active and overlap is ``forbid``."""
     database, date = request.app.state.database, body.firing_date if body else None
 
     async def act(reservation: idempotency.Reservation | None) -> FiringView:

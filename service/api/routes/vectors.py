@@ -1,7 +1,8 @@
 """Routes that fetch vectors by id, as an Arrow stream or JSON, from a view or a collection's default view.
 
-They read only the feature store's mapped files; the key comes from a bounded cache. The body is parsed by hand and the
-response written by Arrow or orjson, because a response model would take longer than everything else together.
+They read only the feature store's memory-mapped files; API keys are looked up in a bounded cache. The body is parsed by
+hand and the response written by Arrow or orjson, because a response model would take longer than everything else
+together.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ JSON = "application/json"
 FORMATS = {ARROW: "arrow", JSON: "json"}
 MAX_IDS = 10_000
 MAX_VALUES = {ARROW: 2**26, JSON: 2**24}
-"""Most numbers in a response, by media type; ten thousand vectors of usual dims are far below."""
+"""Most numbers in a response, by media type; ten thousand vectors of usual dimensions need far fewer."""
 BRIEF_VALUES = {ARROW: 2**15, JSON: 2**13}
 BRIEF_PRODUCTS = 2**22
-"""Most numbers in a response, and most products to compute them, that take a millisecond at most."""
+"""Most numbers in a response, and most multiplications to compute it, that take at most a millisecond."""
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 
 _DOCUMENTED: dict[str, Any] = {
@@ -94,13 +95,13 @@ class Fetched(NamedTuple):
 
 @router.post("/collections/{collection}/vectors", openapi_extra=_DOCUMENTED, responses=_ANSWERS)
 async def of_collection(request: Request, collection: str) -> Response:
-    """Return vectors of a collection's default view."""
+    """Return vectors for the ids in the body from a collection's default view."""
     return await _fetch(request, default_view(collection), collection)
 
 
 @router.post("/views/{name}/vectors", openapi_extra=_DOCUMENTED, responses=_ANSWERS)
 async def of_view(request: Request, name: str) -> Response:
-    """Return vectors of a view; an identity view returns the published vectors unchanged."""
+    """Return vectors for the ids in the body from a view; an identity view returns the published vectors unchanged."""
     return await _fetch(request, name, None)
 
 
@@ -148,7 +149,7 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
 
 
 def is_brief(request: Request, view: str, collection: str | None, query: VectorQuery, media_type: str) -> bool:
-    """Return True if the response needs only a few rows of memory, and nothing to open or check."""
+    """Return True if the response takes at most a millisecond: few rows, and no file to open or check."""
     with contextlib.suppress(ValueError):  # the code that makes the answer finds it again and reports it
         store = store_of(request)
         target = store.collection(collection) if collection is not None else store.seen_view_collection(view)
@@ -203,7 +204,7 @@ def check_size(num_ids: int, dim: int, media_type: str) -> None:
 
 
 def etag_of(body: bytes, media_type: str, manifest: VersionManifest, entry: dict[str, Any]) -> str:
-    """Return the ETag: the same request for the same version and view always gives the same bytes."""
+    """Return the ETag of a response, which is determined by the request's body, media type, version and view."""
     served = (
         media_type,
         manifest.collection,
@@ -238,7 +239,7 @@ def arrow_stream(fetched: Fetched, version: str, view: str) -> bytes:
 
 @functools.lru_cache(256)
 def _schema(id_type: str, dtype: np.dtype[Any], dim: int, version: str, view: str) -> pa.Schema:
-    """Return the schema of the stream, cached because creating it takes as long as creating all of its columns."""
+    """Return the Arrow schema of the stream, cached because creating it takes as long as creating all columns."""
     fields = [
         ("id", pa.int64() if id_type == "int64" else pa.string()),
         ("status", pa.dictionary(pa.int8(), pa.string())),

@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1/views", tags=["views"])
 SAFETENSORS = "application/octet-stream"
 ONNX = "application/onnx"
 LAYERS = {SAFETENSORS: ("safetensors", safetensors_layer), ONNX: ("onnx", onnx_layer)}
-"""Media type: the ending of the file's name, and the function that writes it."""
+"""For each media type, the extension of the file's name and the function that writes the file."""
 
 
 class ViewRequest(View):
@@ -52,11 +52,12 @@ async def create(
 ) -> Response:
     """Create a view: 201 for a new one, 200 if an identical one exists.
 
-    Frequencies are drawn and published now. The rows of a materialized view are stored with every version published
-    from now on.
+    The view's random frequencies are drawn and published now. The rows of a materialized view are stored with every
+    version published from now on.
 
-    A dry run returns 200 with `view`, `exists`, `advice` (kernel errors by dimension, measured on the current version's
-    own vectors; the smallest dimension within `epsilon`; and the dimension given by the printed bound) and `warnings`.
+    A dry run returns 200 with `view`, `exists`, `advice` and `warnings`. `advice` has the kernel errors by dimension,
+    measured on the current version's own vectors. It also has the smallest dimension with an error within `epsilon`,
+    and the dimension that the paper's bound gives.
     """
     parameters = body.model_dump(exclude={"collection"})
 
@@ -104,7 +105,7 @@ def _with_warnings(collection: Collection, view: dict[str, Any], version: str) -
 async def list_views(
     request: Request, paging: Paging, collection: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None
 ) -> dict[str, Any]:
-    """List the views through which the current versions can be fetched."""
+    """List the views of the collections' current versions."""
     store = store_of(request)
 
     def collect() -> list[dict[str, Any]]:
@@ -118,7 +119,7 @@ async def list_views(
 
 @router.get("/{name}", dependencies=[read_features], responses=errors.responses(404))
 async def get_view(request: Request, name: str) -> dict[str, Any]:
-    """Return the view, with `warnings` for its consumers, each with a remedy."""
+    """Return the view, with `warnings` about its use, each with a remedy."""
 
     def read() -> dict[str, Any]:
         collection = store_of(request).view_collection(name)
@@ -167,7 +168,7 @@ async def layer(
     `takes=model`: the version's alignment R is folded into U, so that the layer takes the raw vectors of the model that
     was published. If the version is a moving average (`averaged` in the metadata), the layer gives features of the
     day's vectors, not of the average. The metadata contains the view, the formula and the sha256 of U; the header
-    Content-Digest contains that of the body.
+    Content-Digest contains the sha256 of the body.
     """
     media_type = accepted(request.headers.get("accept"), tuple(LAYERS))
     body, version, sha256 = await in_store(_layer, store_of(request), name, version, takes, media_type)
@@ -186,7 +187,7 @@ async def layer(
 
 
 def _layer(store: Store, name: str, version: str, takes: str, media_type: str) -> tuple[bytes, str, str]:
-    """Return the file, the version it was made from, and the sha256 of the view's U."""
+    """Return the layer as a file, the version it was made from, and the sha256 of the view's frequencies U."""
     collection = store.view_collection(name)
     manifest = collection.manifest(version)
     version = manifest["version"]

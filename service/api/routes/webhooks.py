@@ -122,7 +122,7 @@ async def deliveries(request: Request, webhook_id: str, admin: Admin, paging: Pa
 
 @router.post("/{webhook_id}/deliveries/{delivery_id}/retry", status_code=202, responses=errors.responses(404))
 async def redeliver(request: Request, webhook_id: str, delivery_id: str, admin: Admin) -> DeliveryView:
-    """Repeat a delivery under the same id."""
+    """Send a delivery again under the same id."""
     async with request.app.state.database.write() as connection:
         return DeliveryView.model_validate(
             await webhook_records.redeliver(connection, admin.tenant, webhook_id, delivery_id)

@@ -1,4 +1,4 @@
-"""The interface of executors to the service and its runner; ``tests/contracts/test_executor.py`` has examples."""
+"""The interface by which service and runner use executors; ``tests/contracts/test_executor.py`` has examples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENTRYPOINT = ("python", "-m", "trainer.launch.entrypoint")
 LOG_SECONDS = 3.0
 """Shortest time between two fetches of a log."""
 LOG_SHARE = 20.0
-"""Fetch logs for at most 1/LOG_SHARE of the time, however long they have grown."""
+"""Fetching a log takes at most 1/LOG_SHARE of the time, however long the log has grown."""
 Level = Literal["ok", "warn", "fail"]
 
 
@@ -43,9 +43,9 @@ class Check(NamedTuple):
 
 
 class ExecutorUnavailable(Exception):
-    """The executor cannot be reached now (its cluster does not answer), so the state of the run is unknown.
+    """Error for an executor whose cluster does not answer now, so that the state of the run is unknown.
 
-    The run may be alive or gone: keep it, and ask again later.
+    The run may be alive or gone: callers must keep it and ask again later.
     """
 
 
@@ -63,8 +63,8 @@ class Placement:
 
     Attributes:
         uses_this_host: True if runs take this host's cores, memory and GPUs, which the queue then allocates.
-        ray_address: The Ray cluster that the ranks join: HOST:PORT, or ``THIS_CLUSTER`` for the one that starts the
-            run; None if ranks are processes of the run's host.
+        ray_address: The Ray cluster that the ranks join: HOST:PORT, or ``THIS_CLUSTER`` for the cluster that starts the
+            run. None if the ranks are processes on the run's host.
     """
 
     uses_this_host: bool
@@ -72,19 +72,19 @@ class Placement:
 
     @property
     def gpus_are_visible(self) -> bool:
-        """True if the service can count the GPUs: those of this host, or of a Ray cluster with an address."""
+        """True if the service can count the GPUs: on this host, or in a Ray cluster whose address it knows."""
         return self.uses_this_host or self.ray_address not in (None, THIS_CLUSTER)
 
     def memory_bytes(self) -> int | None:
-        """Return the memory of the machine that runs use, None if it is not this one."""
+        """Return the memory of the machine on which runs are started, or None if that is not this machine."""
         return machine_memory_bytes() if self.uses_this_host else None
 
     def gpu_bytes(self, job: JobSpec) -> int | None:
-        """Return the memory of the GPU of each rank, None if it cannot be seen from here or the job has no GPUs."""
+        """Return the memory of each rank's GPU; None if the GPUs are not this host's or the job uses none."""
         return known_gpu_bytes(job, None) if self.uses_this_host else None
 
     def gpu_problem(self, job: JobSpec) -> tuple[str, str] | None:
-        """Return the job's missing GPUs and the remedy; None if none are missing, or only the run can tell."""
+        """Return (message about missing GPUs, remedy); None if none are missing or only the run can find out."""
         return gpu_problem(job, self.ray_address) if self.gpus_are_visible else None
 
 
@@ -94,13 +94,14 @@ THIS_HOST = Placement(uses_this_host=True)
 class Executor(ABC):
     """Executes runs, each identified by its run directory, which contains ``run.json``.
 
-    The class tells the service what holds before there is an executor: settings, where runs are, and checks. Each call
-    to an executor may block, and may raise :class:`ExecutorUnavailable`.
+    The class methods answer questions before an executor exists: its settings, the placement of its runs, its checks.
+    Each call to an executor may block, and may raise :class:`ExecutorUnavailable`.
 
     Attributes:
-        settings_read: Those of ``EXECUTOR_SETTINGS`` (service.core.settings) that it reads; the others are refused.
-        options: Names of its own settings: NAME is variable ``EVENKEEL_EXECUTOR_NAME``, as in
-            ``EVENKEEL_KUBERAY_NAMESPACE``, and is found in ``settings.executor_options``. Others are refused.
+        settings_read: Names in ``EXECUTOR_SETTINGS`` (service.core.settings) that the executor reads; if any other of
+            these is set, it is refused.
+        options: Names of the executor's own settings, from variables ``EVENKEEL_<EXECUTOR>_<NAME>`` such as
+            ``EVENKEEL_KUBERAY_NAMESPACE``. Their values are in ``settings.executor_options``. Other names are refused.
     """
 
     settings_read: ClassVar[tuple[str, ...]] = ()
@@ -109,20 +110,20 @@ class Executor(ABC):
     @classmethod
     @abstractmethod
     def from_settings(cls, settings: Settings) -> Executor:
-        """Make the executor that checked settings ask for.
+        """Create the executor from settings that were checked.
 
         Raises:
-            ValueError: Something that is no setting is missing, such as a token.
+            ValueError: Something besides the settings is missing, such as a token.
         """
 
     @classmethod
     @abstractmethod
     def placement(cls, settings: Settings) -> Placement:
-        """Return the placement of its runs."""
+        """Return the placement of the runs of this kind of executor."""
 
     @classmethod
     def check_settings(cls, settings: Settings) -> None:
-        """Check the values of the settings that it reads.
+        """Check the values of the settings that the executor reads.
 
         Raises:
             ValueError: One is wrong; the message names its variable and the remedy.
@@ -132,29 +133,29 @@ class Executor(ABC):
     @classmethod
     @abstractmethod
     def diagnose(cls, settings: Settings) -> Iterator[Check]:
-        """Yield the findings of ``evenkeel doctor``: is the cluster there, does it let us in; starts nothing."""
+        """Yield findings for ``evenkeel doctor``, such as whether the cluster answers and admits us; starts nothing."""
 
     @abstractmethod
     def launch(self, run_dir: Path, /) -> object:
         """Start the attempt that ``run.json`` names.
 
         Raises:
-            RuntimeError: A run of this directory is alive.
+            RuntimeError: A run with this directory is still alive.
             OSError: The attempt cannot be started.
-            ValueError: The attempt cannot be started.
+            ValueError: The attempt cannot be started with this ``run.json``.
             Problem: The attempt cannot be started, and trying again would not help.
         """
 
     @abstractmethod
     def is_alive(self, run_dir: Path, /) -> bool:
-        """Return True if the attempt launched last is running or waiting to run, and update its log.
+        """Return True if the attempt launched last is running or waiting to run; also update its log.
 
         The answer is False for an attempt that was never launched.
         """
 
     @abstractmethod
     def terminate(self, run_dir: Path, /, grace_seconds: float) -> bool:
-        """End the attempt and everything it left behind; return True if it ended by itself.
+        """End the attempt and remove what it left behind; return True if it ended without being forced.
 
         The attempt is first asked to end, then forced after ``grace_seconds``. A repeated call, or one for an attempt
         that is gone or never existed, removes what is left and returns True.
@@ -162,7 +163,7 @@ class Executor(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the executor holds beside the runs, which continue; the owner calls this last."""
+        """Release the executor's own resources; runs continue. No other call may follow."""
 
     def room(self) -> list[FreeResources] | None:
         """Return the free resources of each machine, if runs are not on this host; None if unknown."""
@@ -170,10 +171,10 @@ class Executor(ABC):
 
 
 def check_cluster_runs(settings: Settings) -> None:
-    """Check where runs of a cluster keep their files: all in the service's home, or elsewhere, and then they report.
+    """Check that internal URL and run storage, which runs on a cluster need together, are both set or both unset.
 
     Raises:
-        ValueError: One of the two settings is missing.
+        ValueError: Only one of the two is set.
     """
     if (settings.internal_url is None) != (settings.run_storage is None):
         raise ValueError(
@@ -183,12 +184,13 @@ def check_cluster_runs(settings: Settings) -> None:
 
 
 class ClusterExecutor(Executor):
-    """An executor whose runs are on a cluster: where their directories are, and logs that are fetched now and then.
+    """Base of executors whose runs are on a cluster: locates their directories, and fetches their logs now and then.
 
     Args:
-        stop_seconds: Time from SIGTERM to SIGKILL; it is part of the submission, so the same for every ending.
-        shared_runs: Location of the run directories on the cluster, if it differs from here.
-        entrypoint: What is started.
+        stop_seconds: Time from SIGTERM to SIGKILL; it is part of the submission, so it cannot be changed when a run is
+            ended.
+        shared_runs: Directory of all run directories on the cluster; None if it is the same as on this machine.
+        entrypoint: Command that starts a run.
     """
 
     def __init__(self, stop_seconds: float, shared_runs: Path | None, entrypoint: Sequence[str]):
@@ -208,7 +210,7 @@ class ClusterExecutor(Executor):
         return last or time.monotonic() >= self._log_due.get(run_dir, 0.0)
 
     def _append_log(self, run_dir: Path, text: bytes, started: float, last: bool) -> None:
-        """Append what was fetched since ``started``, and plan the next fetch."""
+        """Append ``text``, whose fetch began at ``started``, to the run's log, and plan the next fetch."""
         if text:
             with open(run_dir / LOG_FILE, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
                 file.write(text)
@@ -219,7 +221,7 @@ class ClusterExecutor(Executor):
 
 
 def variables_of(run: Mapping[str, Any], directory: Path, stop_seconds: float) -> dict[str, str]:
-    """Return the environment by which an attempt knows itself; ``directory`` is where the cluster has it."""
+    """Return the environment variables that identify an attempt to itself; ``directory`` is its path on the cluster."""
     return {
         RUN_ID_VARIABLE: str(run["run_id"]),
         RUN_DIR_VARIABLE: str(directory),
@@ -229,7 +231,7 @@ def variables_of(run: Mapping[str, Any], directory: Path, stop_seconds: float) -
 
 
 def read_record(file: Path) -> dict[str, Any]:
-    """Return the record that an executor keeps of a run; empty without a readable one."""
+    """Return the record that an executor keeps of a run in ``file``; empty if it is missing or unreadable."""
     try:
         document = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):

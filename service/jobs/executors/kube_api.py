@@ -1,7 +1,7 @@
-"""The Kubernetes API as the executor uses it: objects are dicts, and every failure says whether asking again helps.
+"""A Kubernetes API client for the executor: objects are dicts, and an error's type says whether a retry may help.
 
-It is the official Python client (``pip install 'evenkeel[kubernetes]'``), which finds the cluster as kubectl does: the
-service account of its pod, else ``KUBECONFIG``.
+It wraps the official Python client (``pip install 'evenkeel[kubernetes]'``), which finds the cluster as kubectl does:
+the service account of its pod, else ``KUBECONFIG``.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class AlreadyExists(Exception):
-    """An object of this name exists."""
+    """Error for the creation of an object whose name is in use."""
 
 
 class Refused(Exception):
-    """The API server does not take the object, now or later: its message names the fields."""
+    """Error for an object that the API server will never accept; the message names the invalid fields."""
 
 
 def cluster_configuration() -> Configuration:
     """Return the cluster's configuration: this pod's service account, else the current context of KUBECONFIG.
 
     Raises:
-        ValueError: The client is not installed, or neither names a cluster.
+        ValueError: The Kubernetes client is not installed, or neither source names a cluster.
     """
     try:
         from kubernetes import config
@@ -76,10 +76,10 @@ def default_namespace() -> str:
 
 
 class KubeApi:
-    """Objects of one namespace.
+    """Access to the objects of one namespace.
 
-    Each call raises ExecutorUnavailable if the API server does not answer, does not let us, or is overloaded; after an
-    answer with Retry-After nothing is asked until then.
+    Each call raises ExecutorUnavailable if the API server does not answer, denies access or is overloaded. After a
+    response with Retry-After, no request is sent before that time has passed.
     """
 
     def __init__(self, configuration: Configuration, namespace: str, answer_seconds: float = ANSWER_SECONDS):
@@ -96,20 +96,20 @@ class KubeApi:
         self._client.close()
 
     def get(self, resource: str, name: str) -> dict[str, Any] | None:
-        """Return an object, or None."""
+        """Return an object, or None if it does not exist."""
         body = self._ask("GET", self._path(resource, name), absent=True)
         return None if body is None else dict(json.loads(body))
 
     def list(self, resource: str, selector: str) -> list[dict[str, Any]]:
-        """Return the objects that a label selector names."""
+        """Return the objects that match a label selector."""
         return list(self._listed(resource, selector)["items"])
 
     def create(self, resource: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object and return it as stored.
 
         Raises:
-            AlreadyExists: There is one of this name.
-            Refused: It is not valid.
+            AlreadyExists: An object of this name exists.
+            Refused: The object is not valid.
         """
         return dict(json.loads(self._ask("POST", self._path(resource), body=document) or b"{}"))
 
@@ -120,14 +120,14 @@ class KubeApi:
     def delete(
         self, resource: str, name: str, *, propagation: str = "Background", grace_seconds: int | None = None
     ) -> None:
-        """Delete an object, which may be gone already, with (``Background``) or without (``Orphan``) what it owns."""
+        """Delete an object, if it exists, with (``Background``) or without (``Orphan``) the objects that it owns."""
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         self._ask("DELETE", self._path(resource, name), body=options, absent=True)
 
     def log(self, pod: str, since: str | None = None) -> bytes:
-        """Return the log of a pod, each line after its time, from the second of ``since`` on; none is b""."""
+        """Return a pod's log from the second of ``since`` on, each line preceded by its time; b"" if there is none."""
         query = [("timestamps", "true")] + ([("sinceTime", since)] if since else [])
         try:
             return self._ask("GET", self._path("pods", pod, "/log"), query=query, absent=True) or b""
@@ -135,9 +135,9 @@ class KubeApi:
             return b""
 
     def wait(self, resource: str, selector: str, seconds: float) -> None:
-        """Return when one of the objects has changed, or the time is over; a watch that breaks off ends the wait.
+        """Wait until one of the selected objects has changed, ``seconds`` have passed, or the watch breaks off.
 
-        It wakes, no more: who waits looks again at what is there.
+        Nothing is returned: the caller must read the objects again.
         """
         version = self._listed(resource, selector)["metadata"]["resourceVersion"]
         query = [
@@ -180,7 +180,7 @@ class KubeApi:
         absent: bool = False,
         first_line: bool = False,
     ) -> bytes | None:
-        """Return the body of the answer; None for 404 where ``absent`` is allowed."""
+        """Send a request and return the body of the response; None for 404 if ``absent`` is True."""
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -228,7 +228,7 @@ class KubeApi:
 
 
 class Expired(Exception):
-    """A watch or list whose resource version is too old to continue (410)."""
+    """Error for a watch or list whose resource version is too old to continue (410)."""
 
 
 def _message(body: str | bytes | None) -> str:

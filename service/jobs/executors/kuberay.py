@@ -1,7 +1,7 @@
-"""Runs as RayJobs of a Kubernetes cluster, each with a Ray cluster of its own that KubeRay makes (docs/adr/0026).
+"""Runs as RayJobs on a Kubernetes cluster, each with a Ray cluster of its own, created by KubeRay (docs/adr/0026).
 
-There is one RayJob per attempt, with a name that the attempt gives and labels that say whose it is, so that it is found
-again after a crash at any point. Its log is that of the pod that submits it.
+There is one RayJob per attempt. Its name is derived from run and attempt, and labels name its owner, so that it is
+found again after a crash at any point. The run's log is the log of the pod that submits the RayJob.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ log = logging.getLogger("evenkeel.runner")
 RECORD_FILE = "kuberay.json"
 MANAGED_SELECTOR = ",".join(f"{label}={value}" for label, value in MANAGED.items())
 ENDED = ("Complete", "Failed", "ValidationFailed")
-"""Deployment states after which KubeRay starts nothing; Suspended and Waiting are not among them."""
+"""Deployment states of a RayJob that has ended; from other states, such as Suspended and Waiting, it may still start.
+"""
 GONE_SECONDS = 60.0
-"""Longest wait for deleted pods to disappear: once before they are killed, once after."""
+"""Longest wait for deleted pods to disappear; applies before they are killed, and again after."""
 WATCH_SECONDS = 1.0
 TEMPLATE_REMEDY = "correct the cluster template (EVENKEEL_KUBERAY_TEMPLATE) or the job's resources"
 
 
 class KubeRayJobs(ClusterExecutor):
-    """Executes runs as RayJobs.
+    """Executor of runs as RayJobs.
 
-    ``template``: the cluster that each run gets. ``queue``: a LocalQueue of Kueue that decides when a run starts; None
-    to start at once.
+    ``template``: description of the Ray cluster that each run gets. ``queue``: a LocalQueue of Kueue that decides when
+    a run starts; None to start at once.
     """
 
     settings_read = ("internal_url", "shared_runs")
@@ -110,7 +111,7 @@ class KubeRayJobs(ClusterExecutor):
     def launch(self, run_dir: Path, /) -> str:
         """Create the RayJob of the attempt and return its name.
 
-        One whose answer was lost is found, not made again.
+        If the RayJob exists because an earlier response was lost, it is found instead of created again.
         """
         run = json.loads((run_dir / RUN_FILE).read_text("utf-8"))
         if self.is_alive(run_dir):
@@ -146,7 +147,7 @@ class KubeRayJobs(ClusterExecutor):
         return alive
 
     def terminate(self, run_dir: Path, /, grace_seconds: float) -> bool:
-        """End the attempt: KubeRay stops it, then its pods are deleted, and after the grace they are killed."""
+        """End the attempt: KubeRay stops it, then its pods are deleted; pods that remain are killed."""
         by_itself = self._stop(run_dir, grace_seconds)
         deadline = time.monotonic() + GONE_SECONDS
         force = not by_itself
@@ -168,7 +169,7 @@ class KubeRayJobs(ClusterExecutor):
         return self._api.list("pods", f"{_of(run_dir)},{ROLE_LABEL}=submitter")
 
     def _replace_secret(self, secret: Mapping[str, Any]) -> None:
-        """Create the Secret, in the place of one that a launch left which did not come to its RayJob."""
+        """Create the Secret, replacing one left by an earlier launch that failed before it created its RayJob."""
         try:
             self._api.create("secrets", secret)
         except AlreadyExists:
@@ -186,7 +187,7 @@ class KubeRayJobs(ClusterExecutor):
         self._api.patch("secrets", secret["metadata"]["name"], {"metadata": {"ownerReferences": [reference]}})
 
     def _create(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Create the RayJob, or find that it was: by a request whose answer was lost."""
+        """Create the RayJob, or return it if an earlier request, whose response was lost, created it."""
         try:
             return self._api.create("rayjobs", document)
         except (AlreadyExists, ExecutorUnavailable):
@@ -196,10 +197,10 @@ class KubeRayJobs(ClusterExecutor):
             return job
 
     def _stop(self, run_dir: Path, grace_seconds: float) -> bool:
-        """Ask the attempt to end and wait for it; return False if it has not by itself.
+        """Ask the attempt to end and wait for that; return False if it has not ended within ``grace_seconds``.
 
-        A RayJob that is deleted without what it owns is stopped by KubeRay (SIGTERM), while its pods stay: the last
-        lines of the log come from one of them.
+        If a RayJob is deleted without the objects that it owns, KubeRay stops it (SIGTERM) and its pods remain. One of
+        these has the last lines of the log.
         """
         # Before KubeRay is asked: Ray kills whom it has given all of the grace.
         deadline = time.monotonic() + grace_seconds
@@ -217,7 +218,7 @@ class KubeRayJobs(ClusterExecutor):
         return not (late or (waited and time.monotonic() > deadline))
 
     def _remove(self, run_dir: Path, force: bool) -> bool:
-        """Delete all objects of the run, and return whether there still are some."""
+        """Delete all objects of the run, and return True if some still existed."""
         selector = _of(run_dir)
         left = {resource: self._api.list(resource, selector) for resource in ("rayjobs", "rayclusters", "pods")}
         names = {_name(item) for items in left.values() for item in items}
@@ -236,7 +237,7 @@ class KubeRayJobs(ClusterExecutor):
         return any(left.values())
 
     def _follow(self, run_dir: Path, jobs: Sequence[Mapping[str, Any]], last: bool) -> None:
-        """Append to the run's log what its submitter has logged since, and at the end what KubeRay says of it."""
+        """Append the submitter pod's new log lines to the run's log, and KubeRay's message, if any, at the end."""
         record, started = read_record(run_dir / RECORD_FILE), time.monotonic()
         if "name" not in record or record.get("ended") or not self._log_is_due(run_dir, last):
             return
@@ -257,12 +258,12 @@ class KubeRayJobs(ClusterExecutor):
 
 
 def _of(run_dir: Path) -> str:
-    """Return the selector of what belongs to a run."""
+    """Return the label selector of all objects that belong to a run."""
     return f"{RUN_LABEL}={run_dir.name}"
 
 
 def _runs(job: Mapping[str, Any]) -> bool:
-    """Return True if a RayJob runs or may yet run."""
+    """Return True if a RayJob is running or may still start."""
     return "deletionTimestamp" not in job["metadata"] and not _ended(job)
 
 
@@ -298,7 +299,7 @@ def _api(settings: Settings) -> KubeApi:
 
 
 def _verdict(job: Mapping[str, Any]) -> bytes:
-    """Return KubeRay's message about a RayJob that it could not start or finish, such as one whose pod never began."""
+    """Return KubeRay's message about a RayJob that it could not start or finish; b"" for any other RayJob."""
     status = job.get("status", {})
     if status.get("jobDeploymentStatus") not in ("Failed", "ValidationFailed"):
         return b""
@@ -308,7 +309,7 @@ def _verdict(job: Mapping[str, Any]) -> bytes:
 class Position(NamedTuple):
     """Read position in a pod's log: the time of the last line, and the number of lines read with that time.
 
-    Kubernetes gives no offsets, and rotates logs.
+    Byte offsets cannot be used: Kubernetes does not provide them, and rotates logs.
     """
 
     time: str = ""
@@ -316,10 +317,10 @@ class Position(NamedTuple):
 
 
 def fresh_lines(text: bytes, position: Position) -> tuple[bytes, Position]:
-    """Return the lines after a position, without their times, and the position after them.
+    """Return (lines of ``text`` after ``position``, without their times; the position after them).
 
-    ``text`` has lines ``TIME TEXT``, beginning at or before the position. Times are RFC 3339 in UTC with a fraction of
-    any length, in ascending order.
+    ``text`` must have lines ``TIME TEXT`` in ascending order of time, beginning at or before the position. Times are in
+    RFC 3339, in UTC, with a fraction of any length.
     """
     reached = _key(position.time)
     skip, lines = position.lines, []
@@ -340,6 +341,6 @@ def fresh_lines(text: bytes, position: Position) -> tuple[bytes, Position]:
 
 
 def _key(time: str) -> tuple[str, str]:
-    """Return a sort key of a time: fractions without trailing zeros."""
+    """Return a sort key of a time, which does not depend on trailing zeros of the fraction."""
     seconds, _, fraction = time.rstrip("Z").partition(".")
     return seconds, fraction.ljust(9, "0")

@@ -1,4 +1,4 @@
-"""Runs as detached processes of this host: :mod:`trainer.runs.run_process` behind the protocol."""
+"""Runs as detached processes on this host: the executor interface over :mod:`trainer.runs.run_process`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trainer.runs.warm_pool import WarmPool
 
 
 class LocalRuns(Executor):
-    """Executes runs on this host; their ranks join the Ray cluster of EVENKEEL_RAY_ADDRESS, if that is set.
+    """Executor of runs on this host; their ranks join the Ray cluster of EVENKEEL_RAY_ADDRESS, if that is set.
 
-    ``command`` is started in place of a training, followed by ``--run-dir D``; it is started anew each time, while a
-    training is forked from a warm process.
+    ``command``, followed by ``--run-dir D``, is run in place of a training, each time as a new process. A training
+    itself is forked from a process that has its imports loaded.
     """
 
     settings_read = ("ray_address", "stored_runs")

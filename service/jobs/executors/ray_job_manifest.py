@@ -1,4 +1,4 @@
-"""The RayJob of an attempt: the cluster's template, with the job's resources, owner labels and environment."""
+"""The RayJob manifest of an attempt: the cluster template with the job's resources, owner labels and environment."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MANAGED = {"app.kubernetes.io/managed-by": "evenkeel"}
 MAX_NAME = 47
 """Longest name of a RayJob; KubeRay derives the names of the cluster and its services from it."""
 PRE_STOP = ("python", "-m", "trainer.runs.preemption")
-"""Command that runs in a pod before it is ended: the ranks write a checkpoint."""
+"""Command that Kubernetes runs in a pod before it ends the pod; it makes the ranks write a checkpoint."""
 OVERHEAD_BYTES = 2**30
-"""Memory of a worker's pod beside its rank: Ray's own processes and object store."""
+"""Memory of a worker's pod in addition to its rank's, for Ray's own processes and object store."""
 KEEP_CLUSTER_SECONDS = 60
 """Time for which a cluster outlives its run if the service is away and cannot delete it."""
 TOKEN_KEY = "token"
@@ -36,12 +36,12 @@ Document = dict[str, Any]
 
 
 class ClusterTemplate:
-    """A RayClusterSpec of which each run gets a copy: a head, and a worker group ``cpu``, ``gpu`` or both.
+    """A RayClusterSpec of which each run gets a copy. It must have a head, and a worker group ``cpu``, ``gpu`` or both.
 
-    ``source``: where the document comes from, for messages.
+    ``source``: origin of the document, such as a path, for messages.
 
     Raises:
-        ValueError: It has no head, or no worker group of a known name.
+        ValueError: The document has no head, or no worker group of a known name.
     """
 
     def __init__(self, document: Any, source: str = "the cluster template"):
@@ -64,7 +64,7 @@ class ClusterTemplate:
         """Read a YAML file.
 
         Raises:
-            ValueError: It cannot be read, or is not such a template.
+            ValueError: The file cannot be read, or is not such a template.
         """
         try:
             return cls(yaml.safe_load(path.read_text("utf-8")), str(path))
@@ -72,10 +72,10 @@ class ClusterTemplate:
             raise ValueError(f"EVENKEEL_KUBERAY_TEMPLATE: {error}; take the one of the Helm chart") from None
 
     def cluster(self, resources: Resources, workers: int | None = None) -> Document:
-        """Return the spec of a cluster for a job's resources, with fewer ``workers`` than they say if given.
+        """Return the spec of a cluster for a job's resources; ``workers``, if given, replaces their number of workers.
 
         Raises:
-            ValueError: It has no worker group for them.
+            ValueError: The template has no worker group for these resources.
         """
         gpus = math.ceil(resources.gpus_per_worker)
         name = "gpu" if gpus else "cpu"
@@ -99,10 +99,10 @@ class ClusterTemplate:
 
 
 def object_name(run_id: str, attempt: int) -> str:
-    """Return the name of an attempt's objects.
+    """Return the name of an attempt's Kubernetes objects.
 
     Raises:
-        ValueError: Kubernetes has no such names.
+        ValueError: The name would be too long or have characters that Kubernetes forbids.
     """
     name = f"{run_id}-{attempt}".lower().replace("_", "-")
     if len(name) > MAX_NAME or not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
@@ -111,13 +111,13 @@ def object_name(run_id: str, attempt: int) -> str:
 
 
 def fence(run: Mapping[str, Any]) -> str:
-    """Return an identity of this lease of the attempt that does not reveal the lease."""
+    """Return a hash that identifies the attempt's lease without revealing it."""
     lease = (run.get("lease") or {}).get("token", "")
     return hashlib.sha256(f"{run['run_id']} {run.get('attempt', 1)} {lease}".encode()).hexdigest()[:32]
 
 
 def labels_of(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels that say whose an object is."""
+    """Return the labels that name the run, attempt and lease to which an object belongs."""
     return MANAGED | {
         RUN_LABEL: str(run["run_id"]),
         ATTEMPT_LABEL: str(run.get("attempt", 1)),
@@ -126,7 +126,7 @@ def labels_of(run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def token_secret(run: Mapping[str, Any]) -> Document | None:
-    """Return the Secret with which the run reports to the service; None if it reports into a shared directory."""
+    """Return the Secret with the token by which the run reports to the service; None without such reports."""
     if not run.get("report"):
         return None
     return {
@@ -149,11 +149,11 @@ def ray_job(
 ) -> Document:
     """Return the RayJob of an attempt.
 
-    ``directory``: the run directory, where the cluster has it. ``queue``: a LocalQueue of Kueue, which then decides
+    ``directory``: the path of the run directory on the cluster. ``queue``: a LocalQueue of Kueue, which then decides
     when the run starts.
 
     Raises:
-        ValueError: The template has no place for it, or its name or directory cannot be used.
+        ValueError: The template has no worker group for the job, or the run's name or directory cannot be used.
     """
     labels = labels_of(run)
     if shlex.quote(str(directory)) != str(directory):
@@ -208,7 +208,7 @@ def _own(template: Document, labels: Mapping[str, str], role: str, environment: 
 
 
 def _warn_before_the_end(template: Document, seconds: int) -> None:
-    """Let a pod whose node is drained, or that is evicted, have its run stop first; what the template says stays."""
+    """Make a pod that is evicted, or whose node is drained, stop its run first; values set in the template are kept."""
     spec = template["spec"]
     spec["containers"][0].setdefault("lifecycle", {}).setdefault("preStop", {"exec": {"command": list(PRE_STOP)}})
     # Kubernetes' own is 30 seconds.
@@ -216,7 +216,7 @@ def _warn_before_the_end(template: Document, seconds: int) -> None:
 
 
 def _submitter(head: Mapping[str, Any]) -> Document:
-    """Return the pod that submits the run and has its log: like the head, without its volumes and resources."""
+    """Return the template of the pod that submits the run and has its log: the head's without volumes and resources."""
     spec, container = head["spec"], head["spec"]["containers"][0]
     pod = ("imagePullSecrets", "nodeSelector", "tolerations", "serviceAccountName", "securityContext")
     same = ("image", "imagePullPolicy", "securityContext")

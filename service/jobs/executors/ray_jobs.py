@@ -1,11 +1,11 @@
-"""Runs as jobs of a Ray cluster, through its dashboard: the same entrypoint, on other machines (docs/adr/0026).
+"""Runs as jobs of a Ray cluster, submitted to the cluster's dashboard over HTTP (docs/adr/0026).
 
 There is one submission per attempt, named ``RUN-ATTEMPT``. It is recorded in ``ray_job.json`` of the run directory
 before it is submitted, so that after a crash at any point the run is found again.
 
-Ray's own client would import Ray. Measured on Ray 2.60: a submission id that was used before gives 500; a job that has
-not started cannot be deleted (500) and is not stopped, but starts and is ended at once when its turn comes; the log is
-always returned whole.
+Ray's own client is not used because it would import Ray. Observed with Ray 2.60: a submission id that was used before
+gives 500. A job that has not started cannot be deleted (500); stopping takes effect only when its turn comes, at once
+after its start. The log is always returned whole.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ log = logging.getLogger("evenkeel.runner")
 JOB_FILE = "ray_job.json"
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 PENDING_SECONDS = 3.0
-"""Time after which a stopped job that is still PENDING counts as ended: it waits for resources."""
+"""Time after which a job that was asked to stop counts as ended if it is still PENDING, because it waits for resources.
+"""
 FORCED_SECONDS = 60.0
-"""Longest time from SIGKILL until the cluster reports the end."""
+"""Longest wait, after SIGKILL is due, for the cluster to report the end of a job."""
 POLL_SECONDS = 0.2
 
 ANSWER_SECONDS = 10.0
 SUBMIT_SECONDS = 60.0
-"""Longest wait for a submission; the dashboard asks an agent, which may just be starting."""
+"""Longest wait for the response to a submission, since the dashboard asks an agent that may still be starting."""
 TOKEN_REMEDY = (
     "generate one secret, and set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (a file with it) both here and wherever "
     "`ray start` runs"
@@ -59,7 +60,7 @@ TOKEN_REMEDY = (
 
 
 def ray_token(environment: Mapping[str, str] | None = None) -> str | None:
-    """Return the cluster's token, searched as by Ray: RAY_AUTH_TOKEN, file RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token."""
+    """Return the cluster's token, sought as by Ray: RAY_AUTH_TOKEN, file RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token."""
     source = os.environ if environment is None else environment
     if source.get("RAY_AUTH_TOKEN", "").strip():
         return source["RAY_AUTH_TOKEN"].strip()
@@ -72,7 +73,7 @@ def ray_token(environment: Mapping[str, str] | None = None) -> str | None:
 
 
 class RayApi:
-    """A client for ``address``, ``http://HOST:8265``.
+    """A client of the Ray dashboard at ``address``, such as ``http://HOST:8265``.
 
     Each call raises ExecutorUnavailable if the cluster does not answer as expected.
     """
@@ -98,7 +99,7 @@ class RayApi:
             raise Problem(503, "open-cluster", detail, [wrong])
 
     def job(self, submission_id: str) -> dict[str, Any] | None:
-        """Return the cluster's record of a job, or None if it has none.
+        """Return the cluster's record of a job, or None if the job is unknown.
 
         Its ``status`` is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
         """
@@ -106,15 +107,15 @@ class RayApi:
         return None if answer.status_code == 404 else dict(answer.json())
 
     def submit(self, document: Mapping[str, Any]) -> None:
-        """Submit a job.
+        """Submit a job described by ``document``.
 
         Raises:
-            ExecutorUnavailable: The cluster did not accept it; its id may have been used before: ask :meth:`job`.
+            ExecutorUnavailable: The cluster did not accept the job, perhaps because its id exists: :meth:`job` tells.
         """
         self._ask("POST", "/api/jobs/", json=document, timeout=SUBMIT_SECONDS)
 
     def stop(self, submission_id: str) -> None:
-        """Ask a job to stop: SIGTERM, and SIGKILL after its RAY_JOB_STOP_WAIT_TIME_S."""
+        """Ask the cluster to stop a job: by SIGTERM, and after the job's RAY_JOB_STOP_WAIT_TIME_S by SIGKILL."""
         self._ask("POST", _path(submission_id, "/stop"))
 
     def log(self, submission_id: str) -> bytes:
@@ -170,10 +171,10 @@ def _path(submission_id: str, rest: str = "") -> str:
 
 
 class RayJobs(ClusterExecutor):
-    """Executes runs as jobs of a Ray cluster.
+    """Executor of runs as jobs of a Ray cluster.
 
-    ``resources``: custom Ray resources that place the driver (on the head node if empty; always 0 CPUs, because the
-    ranks of a small cluster need them all).
+    ``resources``: custom Ray resources that select the driver's node; the head node if empty. The driver always asks
+    for 0 CPUs, because the ranks may need all CPUs of a small cluster.
     """
 
     settings_read = tuple(EXECUTOR_SETTINGS)
@@ -246,7 +247,7 @@ class RayJobs(ClusterExecutor):
     def launch(self, run_dir: Path, /) -> str:
         """Submit the attempt and return the submission's id.
 
-        A submission whose response was lost is found, not made again.
+        If an earlier submission succeeded but its response was lost, it is found instead of sent again.
         """
         run = json.loads((run_dir / RUN_FILE).read_text("utf-8"))
         submission_id = f"{run['run_id']}-{run.get('attempt', 1)}"
@@ -273,7 +274,7 @@ class RayJobs(ClusterExecutor):
         return alive
 
     def terminate(self, run_dir: Path, /, grace_seconds: float) -> bool:
-        """End the attempt; the grace is that of the submission, whatever ``grace_seconds`` says (see the class)."""
+        """End the attempt; ``grace_seconds`` is ignored, because the grace was fixed when the job was submitted."""
         record = read_record(run_dir / JOB_FILE)
         if not self.is_alive(run_dir):
             return True
@@ -295,13 +296,13 @@ class RayJobs(ClusterExecutor):
             time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Do nothing: each request to the cluster uses a connection of its own."""
+        """Do nothing, since each request to the cluster opens and closes its own connection."""
 
     def _submission(self, submission_id: str, run_dir: Path, run: Mapping[str, Any]) -> dict[str, Any]:
         """Return the document to submit.
 
-        It contains no code: the cluster's image has it. A ``report`` in run.json means that the run fetches the rest
-        from the service and reports its events to it.
+        It contains no code, which is in the cluster's image. If run.json has ``report``, the run fetches its run.json
+        from the service and reports its events to the service.
         """
         directory = self._on_cluster(run, run_dir)
         variables = variables_of(run, directory, self._stop_seconds)
@@ -322,7 +323,7 @@ class RayJobs(ClusterExecutor):
         }
 
     def _fetch_log(self, run_dir: Path, record: dict[str, Any], last: bool) -> None:
-        """Append what the job has logged since; a crash in between repeats lines, and loses none."""
+        """Append the job's new log lines to the run's log; a crash in between can repeat lines but loses none."""
         submission_id, started = record["submission_id"], time.monotonic()
         if record.get("log_ended") or not self._log_is_due(run_dir, last):
             return

@@ -1,4 +1,4 @@
-"""Executors by name; other packages enter theirs as ``evenkeel.executors``, subclasses of :class:`Executor`."""
+"""Executors by name; other packages register subclasses of :class:`Executor` as entry points ``evenkeel.executors``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def executor_class(settings: Settings) -> type[Executor]:
     """Return the class of the executor that the settings name, after it has checked them.
 
     Raises:
-        ValueError: There is none of this name, its package cannot be imported or enters something else, or a setting
-            is wrong or not read by it.
+        ValueError: No executor has this name, its package cannot be imported or registers something else, or a setting
+            is wrong or not read by the executor.
     """
     name = settings.executor
     try:
@@ -47,10 +47,10 @@ def executor_class(settings: Settings) -> type[Executor]:
 
 
 def executor_of(settings: Settings) -> Executor:
-    """Make the executor that the settings name; raise ValueError also if something else is missing, such as a token."""
+    """Create the executor that the settings name; raise ValueError for wrong settings or a missing token."""
     return executor_class(settings).from_settings(settings)
 
 
 def placement_of(settings: Settings) -> Placement:
-    """Return the placement of runs of the executor that the settings name."""
+    """Return the placement of the runs of the executor that the settings name."""
     return executor_class(settings).placement(settings)

@@ -1,4 +1,4 @@
-"""Parts shared by charts: round ticks, the numbers beside them, and pieces of SVG."""
+"""Parts shared by charts: round ticks, their numbers, and pieces of SVG."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def whole_ticks(first: int, last: int, at_most: int = 10) -> list[int]:
 
 
 def svg(parts: Iterable[str], width: int, height: int, title: str, kind: str = "chart") -> Markup:
-    """Return the chart of these parts; ``title`` is read to those who do not see it."""
+    """Return a chart as an ``svg`` element made of ``parts``; screen readers read ``title``."""
     head = f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">'
     return Markup(head + "".join(parts) + "</svg>")
 
@@ -56,7 +56,7 @@ def path(points: Iterable[tuple[float, float]]) -> str:
 
 
 def dot(x: float, y: float, tip: str, kind: str, radius: int = 4, reach: int = 11) -> str:
-    """Draw a point that shows ``tip`` under a pointer within ``reach``."""
+    """Draw a point that shows ``tip`` while the pointer is within ``reach`` pixels."""
     return (
         f'<g class="point {kind}"><title>{escape(tip)}</title>'
         f'<circle class="hit" cx="{x:.1f}" cy="{y:.1f}" r="{reach}"/>'

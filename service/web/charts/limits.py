@@ -1,4 +1,4 @@
-"""Small charts of one figure from version to version, with the limit that it is held against."""
+"""Small charts of one metric over versions, with the limit that the gate applies to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEFT, RIGHT, TOP, BOTTOM = 8, 8, 10, 10
 
 
 class Measured(NamedTuple):
-    """A figure of one version: its value, its limit, and whether it failed."""
+    """A metric of one version: its value, its limit, and True if it failed."""
 
     version: str
     value: float | None
@@ -23,12 +23,12 @@ class Measured(NamedTuple):
 
 
 def limit_chart(measured: Sequence[Measured], title: str, at_most: bool) -> Markup:
-    """Draw the values as a line with a dot for each version, the limit as a dashed one, what it refuses shaded.
+    """Draw the values as a line with a dot per version, and the limit as a dashed line with its failing side shaded.
 
     ``at_most``: the limit is the largest value that passes, otherwise the smallest.
 
     Raises:
-        ValueError: There is no version.
+        ValueError: ``measured`` is empty.
     """
     if not measured:
         raise ValueError("a chart needs a version")

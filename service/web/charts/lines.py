@@ -1,4 +1,4 @@
-"""Line charts over epochs or steps, and charts of calibration: predictions beside what came true."""
+"""Line charts over epochs or steps, and calibration charts: predictions against observed shares."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Series(NamedTuple):
 
 
 def line_chart(series: Sequence[Series], title: str, unit: str = "AUC", axis: str = "epoch") -> Markup:
-    """Draw ``series``; each point shows its values under the pointer. The markup has no style of its own.
+    """Draw ``series``; each point shows its values under the pointer. The page's style sheet styles the chart.
 
     Raises:
         ValueError: There are no points.
@@ -76,7 +76,7 @@ def line_chart(series: Sequence[Series], title: str, unit: str = "AUC", axis: st
 def calibration_chart(points: Sequence[tuple[float, float]], title: str) -> Markup:
     """Draw the mean prediction and the share of positives of each bin, and the diagonal of perfect calibration.
 
-    Both axes are the same, from 0 to the largest value.
+    Both axes have the same range, from 0 to the largest value.
     """
     ticks = nice_ticks(0.0, max([0.01, *(value for point in points for value in point)]))
     top = ticks[-1]

@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 
 def histogram(counts: Sequence[int], edges: Sequence[float], title: str, axis: str) -> Markup:
-    """Draw a bar for each count, with the edges of the bins (one more than counts) below, which ``axis`` names."""
+    """Draw a bar for each count above an axis named ``axis``, labelled with the bins' edges (one more than counts)."""
     top = max([1, *counts])
     width = (WIDTH - LEFT - RIGHT) / len(counts)
     parts = []
@@ -37,14 +37,14 @@ def histogram(counts: Sequence[int], edges: Sequence[float], title: str, axis: s
 
 
 def half_width(*clouds: Sequence[Point]) -> float:
-    """Return the half-width of the square around 0 that holds every point, so that maps beside each other compare."""
+    """Return the half-width of the square around 0 that holds every point, to draw several maps at one scale."""
     return max([1e-9, *(abs(value) for cloud in clouds for point in cloud for value in point)])
 
 
 def movement_map(
     before: Sequence[Point], after: Sequence[Point], names: Sequence[str], half: float, title: str
 ) -> Markup:
-    """Draw the points before and after, with a line from each to itself.
+    """Draw each item's points before and after a refresh, joined by a line.
 
     ``half``: the half-width of the square that is drawn (:func:`half_width`).
     """

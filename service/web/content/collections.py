@@ -1,4 +1,4 @@
-"""Collections: what each serves, its versions, what is held and why, the gate's figures over time, who switched it."""
+"""Collections: their versions, served and held ones, the gate's metrics over time, and the history of switches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from service.web.request import DashboardRequest
 NUM_VERSIONS = 12
 NUM_SWITCHES = 6
 CHARTED_VERSIONS = 60
-"""Newest versions in a chart of the gate's figures."""
+"""Number of newest versions in a chart of a metric of the gate."""
 
 
 async def gather_one(request: DashboardRequest) -> dict[str, Any]:
     """Return the collection that the address names.
 
     Raises:
-        UnknownCollection: There is none of that name.
+        UnknownCollection: No collection has that name.
     """
     return await in_store(lambda: describe(request.collection(), all_versions=request.asked("versions") == "all"))
 
@@ -69,7 +69,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
 
 
 def listed(request: DashboardRequest) -> list[dict[str, Any]]:
-    """Return the summary of each collection of the key's tenant, with what is held of it now."""
+    """Return the summary of each collection of the key's tenant, with its newest held version, if any."""
     shown = []
     for name in request.store.collections():
         collection = request.store.collection(name)
@@ -79,7 +79,7 @@ def listed(request: DashboardRequest) -> list[dict[str, Any]]:
 
 
 def gate_charts(manifests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a chart for each metric that the gate judged, those that failed last first.
+    """Return a chart for each metric that the gate judged; metrics that failed in their latest version come first.
 
     ``manifests``: the versions, oldest first.
     """
@@ -115,7 +115,7 @@ def _chart(metric: str, judged: Sequence[tuple[Mapping[str, Any], Mapping[str, A
 
 
 def _is_at_most(check: Mapping[str, Any]) -> bool:
-    """Return True if the limit is the largest value that passes; of an older manifest by its verdict."""
+    """Return True if the limit is the largest value that passes; inferred from the verdict if the manifest is older."""
     if "bound" in check:
         return bool(check["bound"] == "at_most")
     if check["value"] is None:

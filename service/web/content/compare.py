@@ -22,10 +22,10 @@ ABSENT = "–"
 
 
 async def gather(request: DashboardRequest) -> dict[str, Any]:
-    """Return the jobs that the query names as ``job``, in that order, and the metric that it asks for.
+    """Return the content for the jobs that the query names as ``job``, in that order, and for the query's ``metric``.
 
     Raises:
-        Problem: 422 for more jobs than can be told apart, 404 for one that is not of the tenant of the key.
+        Problem: 422 for more than MAX_JOBS jobs, 404 for a job that is not of the key's tenant.
     """
     ids = list(dict.fromkeys(request.query.getlist("job")))
     if len(ids) > MAX_JOBS:
@@ -52,7 +52,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
 
 
 def metrics_of(jobs: list[dict[str, Any]]) -> list[str]:
-    """Return the names of all figures that a job has one number of for each epoch, those with a chart first."""
+    """Return the names of all metrics that are one number per epoch; metrics shown as charts elsewhere come first."""
     names = dict.fromkeys(name for job in jobs for metric in job["metrics"] for name in metric)
     numbers = [name for name in names if name not in NO_METRICS and not is_table(name)]
     charted = list(CHARTED)
@@ -70,7 +70,7 @@ def curves(jobs: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
 
 
 def last_figures(jobs: list[dict[str, Any]], metrics: list[str]) -> list[dict[str, Any]]:
-    """Return, for each split and metric, every job's value of its last epoch, and which of them is best."""
+    """Return, for each split and metric, every job's value in its last epoch (None without one) and the best value."""
     rows = []
     for split in SPLITS:
         for metric in metrics:

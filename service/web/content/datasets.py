@@ -1,4 +1,4 @@
-"""Data sets: what is registered, what the rows are like, and how they moved from run to run."""
+"""Datasets: the registered ones, figures of their rows, and the drift of the rows from run to run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.spec.stored_specs import StoredJob
 
 NUM_DATASETS = 50
 NUM_LATEST = 200
-"""Newest jobs that are searched for those of a data set."""
+"""Number of newest jobs that are searched for jobs of a dataset."""
 NUM_JOBS = 15
 
 

@@ -1,4 +1,4 @@
-"""Why a version is held: one sentence, and a table of what failed by how much."""
+"""Reasons for holding a version: one sentence, and a table of the failed checks with their values and limits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def why_held(document: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``summary`` (a sentence), ``failed`` (rows with metric, value, limit, bound, times, about), ``advice``, ``rows``
-        (what moved in the rows of data; None where that is not known), ``others`` (further reasons). Of a version
-        without a diagnosis they come from its gate, or its reasons.
+        (changes in the rows of data; None if unknown), ``others`` (further reasons). For a version without a diagnosis
+        they are made from its gate's checks or its reasons.
     """
     diagnosis = document.get("diagnosis")
     if diagnosis:
@@ -43,7 +43,7 @@ def why_held(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_figures(summary: str, failed: list[dict[str, Any]]) -> str:
-    """Return a diagnosis' sentence up to where it names the checks that failed: the table has them."""
+    """Return a diagnosis's sentence without the failed checks at its end, which the table shows."""
     if not failed:
         return summary
     cause, _, figures = summary.partition(f": {failed[0]['metric']} ")
@@ -51,9 +51,9 @@ def _without_figures(summary: str, failed: list[dict[str, Any]]) -> str:
 
 
 def held_now(collection: Collection, held: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the newest version that is held since the last switch and why; None where none is.
+    """Return the newest version held since the current version last changed, and the reasons; None if none is held.
 
-    ``held``: that field of the collection's summary (service.features.summaries).
+    ``held``: the field ``held`` of the collection's summary (service.features.summaries).
     """
     if not held["in_a_row"]:
         return None

@@ -1,4 +1,4 @@
-"""The home page: what runs, what is held and why, what fires next, and whether the service is well."""
+"""The home page: running jobs, held versions with reasons, next firings, and the state of the service."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ NUM_UNDER_WAY = 12
 NUM_ENDED = 6
 NUM_FIRINGS = 6
 RECENT = datetime.timedelta(days=1)
-"""Period over which failures are counted."""
+"""Period before now in which failed jobs are counted."""
 
 
 async def gather(request: DashboardRequest) -> dict[str, Any]:
-    """Return everything on the page that this key may see; a part that it may not see is None."""
+    """Return the content of the page; a part that the key may not see is None."""
     content: dict[str, Any] = dict.fromkeys(
         ("counts", "under_way", "ended", "schedules", "collections", "held", "store_away")
     )

@@ -1,4 +1,4 @@
-"""One job: how far it is, its curves and figures, its speed, its log, spec, lineage, and what it needs."""
+"""One job: progress, curves and metrics, speed, log, spec, lineage, and resources."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from trainer.runs.protocol import LOG_FILE
 from trainer.spec.stored_specs import StoredJob
 
 LOG_BYTES = 2**16
-"""Bytes from the end of the log that the page shows first."""
+"""Number of bytes at the end of the log that the page shows first."""
 READ_BYTES = 2**20
-"""Bytes read from the end of events.jsonl; 1,000 progress events are about a fifth of this."""
+"""Number of bytes read from the end of events.jsonl; 1,000 progress events take about a fifth of it."""
 MAX_POINTS = 200
 
 
 async def gather(request: DashboardRequest) -> dict[str, Any]:
-    """Return the job that the address names.
+    """Return the content for the job that the address names.
 
     Raises:
-        Problem: 404 for one that is not of the tenant of the key.
+        Problem: 404 for a job that is not of the key's tenant.
     """
     job_id = request.path["job_id"]
     async with request.state.database.read() as connection:
@@ -65,7 +65,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
 
 
 def parent_job(job: dict[str, Any]) -> str | None:
-    """Return the job from whose checkpoint a job began, None for one that began anew."""
+    """Return the id of the job from whose checkpoint a job began; None if the job began anew."""
     match = re.search(r"job_[0-9a-z]{19}", str((job["lineage"] or {}).get("warm_start") or ""))
     return StoredJob(job["spec"]).parent_job if match is None else match[0]
 

@@ -1,4 +1,4 @@
-"""Jobs in words: how far one is, its latest figures, what became of its vectors."""
+"""Rows of lists of jobs: progress, latest metrics, and the outcome of the publication."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
 
 
 def percent_prepared(preparation: Mapping[str, Any]) -> int | None:
-    """Return the share of a stage's rows that are done, in percent; None where their number is not known."""
+    """Return the share of a stage's rows that are done, in percent; None if the total is unknown."""
     total = preparation["total_rows"]
     return min(99, int(100 * preparation["rows"] / total)) if total else None
 
@@ -52,7 +52,7 @@ def percent_done(state: str, progress: Mapping[str, Any]) -> int | None:
 
 
 def measured(metrics: list[dict[str, Any]], split: str, name: str) -> list[dict[str, Any]]:
-    """Return the epochs' metrics of a split that have a value of this name."""
+    """Return the entries of ``metrics`` that are of the split and have a value of this name, one per epoch."""
     return [row for row in metrics if row["split"] == split and row.get(name) is not None]
 
 
@@ -62,12 +62,15 @@ def curve(metrics: list[dict[str, Any]], split: str, name: str) -> list[tuple[in
 
 
 def last_auc(metrics: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the latest epoch's AUC on the first of test, validation, train that has one."""
+    """Return the latest epoch's AUC on the first of the splits test, validation, train that has an AUC."""
     return last_value(metrics, "auc")
 
 
 def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """Return the latest epoch's value of any metric, of several labels of the first, chosen as in :func:`last_auc`."""
+    """Return the latest epoch's value of a metric, on the split chosen as in :func:`last_auc`.
+
+    If the job has several labels, the value is of the first label that has the metric.
+    """
     name = of_first_label(metrics, name)
     for split in ("test", "validation", "train"):
         if rows := measured(metrics, split, name):
@@ -76,5 +79,5 @@ def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | Non
 
 
 def of_first_label(metrics: list[dict[str, Any]], name: str) -> str:
-    """Return the name of a metric in these: its own, or of several labels that of the first which has it."""
+    """Return the metric's name in ``metrics``: ``name``, or with several labels the first label's name for it."""
     return next(iter(figures_named(name, (figure for row in metrics for figure in row))), name)

@@ -1,4 +1,4 @@
-"""The list of jobs, by filter, a page at a time, with the curves of those that it shows."""
+"""A filtered list of jobs, a page at a time, with the curves of the jobs on the page."""
 
 from __future__ import annotations
 

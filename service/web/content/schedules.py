@@ -1,4 +1,4 @@
-"""Schedules: what fires next, what fired, and what came of it."""
+"""Schedules: next firings, past firings, and their outcomes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def gather_one(request: DashboardRequest) -> dict[str, Any]:
     """Return the schedule that the address names, and a page of its firings.
 
     Raises:
-        Problem: 404 if the tenant has none of that name.
+        Problem: 404 if the tenant has no schedule of that name.
     """
     name = request.path["schedule"]
     async with request.state.database.read() as connection:

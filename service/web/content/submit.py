@@ -1,4 +1,4 @@
-"""The form for a new job: a spec to edit, beginning from another job's, by the schema's fields or as text."""
+"""The form for a new job: a spec to edit by fields or as text, a copy of another job's or a minimal one."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NUM_DATASETS = 200
 
 
 async def gather(request: DashboardRequest) -> dict[str, Any]:
-    """Return the spec that the form begins with: that of the job that ``from`` of the query names, or a first one.
+    """Return the spec in the new form: a copy of the spec of the job in the query's ``from``, or :func:`first_spec`.
 
     Raises:
-        Problem: 404 for a job that is not of the tenant of the key.
+        Problem: 404 for a job that is not of the key's tenant.
     """
     source = request.asked("from")
     async with request.state.database.read() as connection:
@@ -39,7 +39,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
 
 
 def first_spec(dataset: str) -> dict[str, Any]:
-    """Return a spec to begin with."""
+    """Return a minimal spec on a dataset, for users to edit."""
     return {
         "name": "my-job",
         "dataset": {"name": dataset},
@@ -50,7 +50,7 @@ def first_spec(dataset: str) -> dict[str, Any]:
 
 
 def without_defaults(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored spec without the fields that are as they would be anyway; whole if it is of another version."""
+    """Return a stored spec without the fields that equal their defaults; unchanged if this version cannot read it."""
     try:
         spec = JobSpec.model_validate(document)
         short = spec.model_dump(mode="json", exclude_defaults=True)
@@ -66,7 +66,7 @@ def without_defaults(document: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def schema() -> dict[str, Any]:
-    """Return the JSON schema of a job, of which the page makes its form, without what the form does not show."""
+    """Return the JSON schema of a job, without descriptive texts, from which the page builds its form."""
     return dict(_without_words(JobSpec.model_json_schema()))
 
 

@@ -1,8 +1,8 @@
-"""Two versions of a collection beside each other: their drift, and the map of their vectors.
+"""Comparison of two versions of a collection: their drift, and maps of their vectors.
 
-The maps before and after a refresh show vectors as they are served, and as they would be without the alignment. Both
-have the same axes: the two directions in which the earlier version's vectors differ most. Without the alignment a run's
-vectors have coordinates of their own, so its map is what a consumer of the earlier version would have read.
+One map shows the vectors of both versions as they are served, the other shows them as they would be without alignment.
+Both have the same axes: the two directions in which the earlier version's vectors differ most. Without the alignment a
+run's vectors have coordinates of their own, so its map is what a consumer of the earlier version would have read.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from service.web.request import DashboardRequest
 from trainer.spec.problems import FieldProblem
 
 NUM_KEPT = 16
-"""Comparisons in memory: versions do not change, and a map takes a singular value decomposition."""
+"""Number of comparisons kept in memory, since versions do not change and a map takes a singular value decomposition."""
 DRIFT_ITEMS = 20_000
-"""Items whose movement is measured, spread evenly over the ids that both versions found."""
+"""Most items whose movement is measured, spread evenly over the ids that both versions have vectors for."""
 NUM_BINS = 20
 NUM_MOVED = 10
 MAP_ITEMS = 400
-"""Items on a map, spread evenly over the ids that both versions found."""
+"""Most items on a map, spread evenly over the ids that both versions have vectors for."""
 SAME_ROTATION = 1e-6
 _kept: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
 _lock = threading.Lock()
 
 
 async def gather(request: DashboardRequest) -> dict[str, Any]:
-    """Compare the versions ``before`` and ``after`` of the query.
+    """Compare the versions that the query names in ``before`` and ``after``.
 
-    Without them these are the version that is served and the one that it was made from.
+    ``after`` defaults to the served version, ``before`` to the version from which ``after`` was made.
 
     Raises:
-        Problem: 404 for a version that is not there, 422 where they cannot be compared.
+        Problem: 404 for a version that does not exist, 422 for versions of different dimensions.
     """
     return await in_store(_compared, request)
 
@@ -63,13 +63,13 @@ def _compared(request: DashboardRequest) -> dict[str, Any]:
 
 
 def _served(collection: Collection, names: list[str]) -> str:
-    """Return the version that is served; the newest one where that has none before it."""
+    """Return the served version, or the newest version if the served one has no earlier usable version."""
     current = collection.current()
     return current if current in names[1:] else names[-1]
 
 
 def _earlier(collection: Collection, version: str, names: list[str]) -> str:
-    """Return the version that a version is compared with: the one it was made from, or that before it."""
+    """Return the version to compare ``version`` with: its parent, or else the preceding usable version."""
     parent = collection.manifest(version)["parent"]
     if parent in names:
         return str(parent)
@@ -95,12 +95,12 @@ def _pair(collection: Collection, before: str, after: str, tenant: str) -> dict[
 
 
 def drift(before: VersionReader, after: VersionReader) -> dict[str, Any] | None:
-    """Measure the movement of the items that both versions found; None where there is none.
+    """Measure the movement of the items that both versions have vectors for; None if there are no such items.
 
     Returns:
-        ``num_items`` compared; ``mean``, ``low`` (the tenth part that moved most is below) and ``least`` cosine;
-        ``svg``, a histogram of cosines; ``moved``, the ids that moved most, each with its cosine; how many ids
-        ``came`` and ``went``.
+        ``num_items`` compared; ``mean``, ``low`` (10th percentile) and ``least`` cosine of an item's two vectors;
+        ``svg``, a histogram of cosines; ``moved``, the ids that moved most, each with its cosine; how many ids ``came``
+        and ``went``.
     """
     pair = shared_directions(before, after, DRIFT_ITEMS)
     if not pair.ids:
@@ -123,7 +123,7 @@ def drift(before: VersionReader, after: VersionReader) -> dict[str, Any] | None:
 
 
 class SharedItems(NamedTuple):
-    """Directions of the same items in two versions: ids, float64 [n, d] of each, and how many ids both have in all."""
+    """Unit vectors [n, d] of the same n items in two versions, their ids, and the number of ids in both versions."""
 
     ids: list[Any]
     before: Array
@@ -132,7 +132,7 @@ class SharedItems(NamedTuple):
 
 
 def shared_directions(before: VersionReader, after: VersionReader, limit: int) -> SharedItems:
-    """Return directions of at most ``limit`` items that both versions found, spread evenly over their ids."""
+    """Return unit vectors of at most ``limit`` items with vectors in both versions, spread evenly over their ids."""
     old, new = shared_rows(before.keys, after.keys)
     num_shared = len(old)
     in_both = (before.statuses[old] == FOUND) & (after.statuses[new] == FOUND)
@@ -144,11 +144,11 @@ def shared_directions(before: VersionReader, after: VersionReader, limit: int) -
 
 
 def maps(collection: Collection, before: VersionReader, after: VersionReader) -> dict[str, Any] | None:
-    """Return the two maps, and in words what they show; None where fewer than three items can be compared.
+    """Return the maps with and without alignment; None if fewer than three items can be compared.
 
     Returns:
         ``aligned`` and ``unaligned``, each with ``svg`` and ``cosine``, the mean cosine of an item to itself;
-        ``unaligned`` is None where nothing was turned, and ``note`` says why.
+        ``unaligned`` is None if the version was not rotated or its rotation is unknown; ``note`` then says which.
     """
     pair = shared_directions(before, after, MAP_ITEMS)
     if len(pair.ids) < 3:
@@ -177,7 +177,10 @@ def maps(collection: Collection, before: VersionReader, after: VersionReader) ->
 
 
 def _unturned(collection: Collection, after: VersionReader, directions: Array) -> tuple[Array | None, str]:
-    """Return the directions in the coordinates of the run that made them, None where these are those, and why."""
+    """Return the unit vectors in the coordinates of the run that made them, and an empty text.
+
+    If the version was not rotated or its rotation is unknown, return None and a sentence that says so.
+    """
     try:
         rotation = collection.rotation(after.version)
     except StoreError:

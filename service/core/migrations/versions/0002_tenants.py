@@ -70,9 +70,10 @@ def downgrade() -> None:
 
 
 def _rename_keys(columns: list[str], before: str, after: str) -> None:
-    """Change what makes a dataset and a schedule unique.
+    """Replace the unique columns ``before`` of datasets and schedules by ``after``.
 
-    SQLite makes such a table anew, and dropping the old schedules would cascade into the firings: they are kept aside.
+    SQLite creates such a table anew. Dropping the old table of schedules would also delete the firings, so these are
+    copied aside first.
     """
     sqlite = op.get_bind().dialect.name == "sqlite"
     if sqlite:

@@ -1,4 +1,4 @@
-"""Resources that a job needs, the lineage of its run, and responses repeated for an Idempotency-Key.
+"""Resources that a job needs, the lineage of its run, and stored responses for repeated Idempotency-Keys.
 
 Revision ID: 0003
 Revises: 0002

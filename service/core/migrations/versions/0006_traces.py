@@ -1,4 +1,4 @@
-"""The request that a job was submitted by, for the trace of its runs.
+"""Trace context of the request that submitted a job, for the trace of its runs.
 
 Revision ID: 0006
 Revises: 0005

@@ -1,4 +1,4 @@
-"""Jobs and schedules that leave ``optimizer.decay`` out keep ``at_read``, which was its default.
+"""Stored jobs and schedules without ``optimizer.decay`` get ``at_read``, which was its default.
 
 ``alpha: auto``, which was removed, becomes ``default``.
 
