@@ -54,7 +54,7 @@ def run(notebook: dict[str, Any], name: str) -> list[str]:
 
 
 def form(text: str) -> str:
-    """Return a text with numbers, progress bars, spaces and paths replaced, so that outputs of two runs compare equal."""
+    """Return a text with numbers, progress bars, spaces and paths replaced, so that outputs of two runs are equal."""
     text = re.sub(r"/\S+", "/", text)
     return re.sub(r"[ +#-]*([\d.,]*\d[ +#-]*|#[ #]*)+", " # ", text).strip()
 
