@@ -1,4 +1,4 @@
-"""The build backend of pyproject.toml: setuptools', with the CPU kernel compiled into a wheel for this platform."""
+"""The build backend of pyproject.toml: setuptools, with the CPU kernel for this platform compiled into wheels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Settings = dict[str, Any] | None
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    """Build the kernel, and a wheel that holds it. Raises BuildError where there is no compiler."""
+    """Build the kernel, and a wheel that contains it. Raises BuildError if there is no compiler."""
     # Loaded by its place: to import the packages takes all of their dependencies.
     sys.path.insert(0, str(Path(__file__).parent.parent / "embeddings" / "kernels" / "cpu"))
     from build import build  # type: ignore[import-not-found]

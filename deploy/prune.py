@@ -1,6 +1,6 @@
-"""Uninstalls from the environment that runs it what the service does not need: compiler, tests, tools of developers.
+"""Uninstall packages that the service does not need (compiler, test tools) from the environment that runs this.
 
-Needed is what pyproject.toml asks for without the extra ``dev``, and what that asks for in turn.
+The service needs the dependencies in pyproject.toml except the extra ``dev``, and their dependencies in turn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 
 def needed(root: str, extras: set[str]) -> set[str]:
-    """Names of what ``root`` with these extras needs, as far as it is installed, itself among them."""
+    """Return the names of ``root`` and of all installed packages that it needs with these extras."""
     found: set[str] = set()
     asked: dict[str, set[str]] = {}
     waiting = [(canonicalize_name(root), extras)]

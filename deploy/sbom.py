@@ -2,8 +2,8 @@
 
     python deploy/sbom.py deploy/requirements-cpu.lock build/sbom.json
 
-Versions and hashes are those of the lock; which of its packages a user needs, and not only a developer, is read from
-the installation that runs this.
+Versions and hashes come from the lock. The metadata of the installation that runs this script say which packages of the
+lock a user needs; packages that only developers need are left out.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Box:
         return LINE_HEIGHT * len(self.text.splitlines()) + PADDING
 
     def border(self, towards: tuple[float, float]) -> tuple[float, float]:
-        """Return the point at which a line from the middle leaves the box."""
+        """Return the point at which a line from the middle of the box leaves the box."""
         (x, y), (there_x, there_y) = self.middle, towards
         dx, dy = there_x - x, there_y - y
         share = min(
@@ -64,11 +64,11 @@ def draw(title: str, boxes: dict[str, Box], arrows: list[Arrow]) -> str:
 
     Args:
         title: Alternative text for readers who do not see the picture.
-        boxes: By name.
-        arrows: Between boxes.
+        boxes: The boxes, by name.
+        arrows: The arrows between these boxes.
 
     Raises:
-        KeyError: An arrow names a box that is not there.
+        KeyError: An arrow names a box that is not in ``boxes``.
     """
     width = round((max(box.column for box in boxes.values()) + 1) * CELL_WIDTH)
     height = round((max(box.row for box in boxes.values()) + 1) * CELL_HEIGHT)

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the generated reference, pages outside docs/, links to both, and the navigation."""
+"""Hooks of mkdocs for the generated reference, pages outside docs/, links to both, and the navigation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Run the notebooks of examples/notebooks and keep what their cells print: ``python -m deploy.site.notebooks``.
 
-Code cells are run one after the other in this process, without Jupyter, so that the test suite needs none either.
+Code cells are run one after the other in this process, without Jupyter, so the test suite does not need it either.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(notebook: dict[str, Any], name: str) -> list[str]:
 
 
 def form(text: str) -> str:
-    """Return a text with its numbers, bars, spaces and paths made alike: what two runs have in common."""
+    """Return a text with numbers, progress bars, spaces and paths replaced, so that outputs of two runs are equal."""
     text = re.sub(r"/\S+", "/", text)
     return re.sub(r"[ +#-]*([\d.,]*\d[ +#-]*|#[ #]*)+", " # ", text).strip()
 

@@ -1,4 +1,4 @@
-"""The pictures of README and docs/, by the names of their files."""
+"""The pictures of README and docs/: a function for each, which returns it as SVG, and all of them by file name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from deploy.site.drawing import Arrow, Box, draw
 
 
 def overview() -> str:
-    """Return the way of the data, from rows to downstream models."""
+    """Return the picture of the flow of data, from rows to downstream models."""
     return draw(
         "Rows become batches, training writes a checkpoint, its vectors are aligned and checked, and published.",
         {
@@ -80,7 +80,7 @@ def sse() -> str:
 
 
 def refresh() -> str:
-    """Return the steps from the rows of a run to a published version."""
+    """Return the picture of the steps from the rows of a run to a published version."""
     return draw(
         "Rows of a run are aligned, checked by the gate, averaged, written as a version, and published or held.",
         {
@@ -116,7 +116,7 @@ def refresh() -> str:
 
 
 def run() -> str:
-    """Return one run: from rows to a step, a checkpoint and what is published."""
+    """Return the picture of one run: from rows to a step, a checkpoint and what is published."""
     return draw(
         "One run: rows become columns, a batch is looked up and differentiated, a step is applied once ranks agree.",
         {
@@ -150,7 +150,7 @@ def run() -> str:
 
 
 def checkpoint() -> str:
-    """Return who writes which file of a checkpoint, and who reads it."""
+    """Return the picture of a checkpoint: its files, their writers and their readers."""
     return draw(
         "Ranks write rectangles of tables into a hidden folder; one rename shows it; any plan reads what it needs.",
         {

@@ -9,7 +9,7 @@ from deploy.site.plots.figure import INK
 from deploy.site.plots.tables import Measured
 
 BAR = 0.8
-"""Share of the distance between two rows that their bars fill."""
+"""Share of the height of a row of the chart that its bars fill."""
 
 
 CARD = {"facecolor": "#ffffff", "edgecolor": "none", "pad": 0.4}
@@ -50,7 +50,7 @@ def curves(axes: Any, x: Sequence[float], lines: dict[str, tuple[str, list[Measu
 
 
 def _apart(places: dict[str, float], gap: float) -> dict[str, float]:
-    """Return positions in the same order and near the given ones, at least a gap apart."""
+    """Return positions by name: in the order of the given ones, near them, and at least ``gap`` apart."""
     names = sorted(places, key=lambda name: places[name])
     # Blocks of names that touch, each around the mean of where its names want to be.
     blocks: list[tuple[list[str], float]] = []
@@ -168,7 +168,7 @@ def tell_start(axes: Any, axis: str = "x") -> None:
 
 
 def _spread(figures: Sequence[Measured]) -> list[float] | None:
-    """Return the lengths of the error bars; None, so that none is drawn, if no figure has a deviation."""
+    """Return the lengths of the error bars; None if no figure has a deviation, so that no bars are drawn."""
     if all(figure.deviation is None for figure in figures):
         return None
     return [figure.deviation or 0 for figure in figures]

@@ -37,7 +37,7 @@ STYLE = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the style of these pictures within the block, whatever a user's own matplotlib is set to."""
+    """Set the style of these plots within a ``with`` block, whatever the user's own settings of matplotlib are."""
     import matplotlib as mpl
 
     with mpl.rc_context():
@@ -53,10 +53,10 @@ def panels(
 
     Args:
         across: Panels side by side.
-        height: In inches.
+        height: Height of the figure in inches.
         down: Panels one above another.
         share_y: Whether panels of a row have one vertical axis.
-        widths: Of the panels, as shares; alike unless given.
+        widths: Relative widths of the panels; equal unless given.
     """
     from matplotlib.figure import Figure
 
@@ -69,8 +69,8 @@ def svg(plot: Callable[[], Any], title: str) -> str:
     """Return a plot as SVG.
 
     Args:
-        plot: Draws it; a figure of matplotlib.
-        title: What a reader who does not see the picture is told.
+        plot: The figure of matplotlib.
+        title: Alternative text for readers who do not see the picture.
     """
     with style():
         figure = plot()

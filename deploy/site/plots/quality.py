@@ -1,4 +1,4 @@
-"""Plots of how good models are, beside peers and beside themselves."""
+"""Plots of the quality of models, compared with other libraries and with other settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots of refreshes: what a frozen consumer sees of them, and what the gate does."""
+"""Plots of refreshes: their effect on a frozen consumer, and the verdicts of the gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every plot, by the name of its file: what it says, its tables, and who draws it."""
+"""Every plot by the name of its file: its title, its tables in docs/reports, and the function that draws it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Plot:
     Attributes:
         title: Alternative text for readers who do not see the plot.
         draw: Draws a figure of matplotlib from the tables.
-        sources: Positions of its tables; the report of the first one shows the plot.
+        sources: Positions of its tables; the report that has the first table shows the plot.
     """
 
     title: str
@@ -42,7 +42,7 @@ class Plot:
         return f"{text}<!-- drawn of {self.digest()}, picture {_digest(text)} -->\n"
 
     def is_current(self, text: str) -> bool:
-        """Return True if an SVG was drawn from the present tables and code; its stamp says so without a new drawing."""
+        """Return True if the stamp in an SVG shows that it was drawn from the present tables and code."""
         stamp = _STAMP.search(text)
         return stamp is not None and stamp[1] == self.digest() and stamp[2] == _digest(text[: stamp.start()])
 

@@ -1,4 +1,4 @@
-"""Plots of what things cost: time, and time beside a peer's."""
+"""Plots of times, alone and compared with those of other libraries."""
 
 from __future__ import annotations
 

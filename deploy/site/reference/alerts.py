@@ -14,7 +14,7 @@ _PAGE = re.compile(r"docs/(guides/\w+)\.md")
 
 
 def alerts_page() -> str:
-    """Return the page of all alerts: those that page somebody first, each with what to do."""
+    """Return the page of all alerts with their remedies; alerts that page somebody come first."""
     rules = [rule for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"] for rule in group["rules"]]
     intro = (
         "`page`: consumers are affected or will be by the morning; `ticket` can wait for it. How the rules are loaded "

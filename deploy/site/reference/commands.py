@@ -1,4 +1,4 @@
-"""The commands of ``evenkeel``, from the functions that they run."""
+"""The page of the commands of ``evenkeel``, made from the functions that implement them."""
 
 from __future__ import annotations
 

@@ -74,12 +74,12 @@ def _page(root: type[BaseModel], title: str, intro: str) -> str:
 
 
 def _group(heading: str) -> str:
-    """The path of the field of whose kinds a heading names one; empty: the heading names no kind."""
+    """Return the path of the field if a heading names one of the field's kinds, else an empty string."""
     return heading.partition(KIND)[0] if KIND in heading else ""
 
 
 def _shared(kinds: list[dict[str, str]]) -> dict[str, str]:
-    """The lines, by field, that at least two kinds share: for each field the most frequent one."""
+    """Return the most frequent line of each field that at least two kinds have in common, by field."""
     counts: dict[str, Counter[str]] = {}
     for lines in kinds:
         for name, line in lines.items():

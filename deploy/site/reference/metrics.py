@@ -1,4 +1,4 @@
-"""The series of ``/metrics``, from an empty service that is asked for them."""
+"""The page of the series of ``/metrics``, read from a service without data."""
 
 from __future__ import annotations
 

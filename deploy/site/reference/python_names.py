@@ -22,15 +22,15 @@ MODULES = {
     "trainer.inference.exported_model": ("Exported",),
     "service.client": None,
 }
-"""Names by module; None: all that it exports."""
+"""Names to document by module; None: all names in the module's ``__all__``."""
 
 
 _OF_TORCH = {"extra_repr"}
-"""Overridden methods whose docstring is that of torch."""
+"""Names of methods that are left out, as their docstrings are inherited from torch."""
 
 
 def python_page() -> str:
-    """Return the page of the modules that are imported from outside."""
+    """Return the page of the modules that code outside this repository imports."""
     intro = (
         "What code outside of this repository imports. Parts for your own torch modules, with examples: "
         "[library](../guides/library.md)."
@@ -58,7 +58,7 @@ def _name(name: str, value: object) -> list[str]:
 
 
 def _signature(name: str, value: object) -> str:
-    """Return the call, a line for each parameter where one line would be too long."""
+    """Return the signature as text, with a line for each parameter where one line would be too long."""
     signature = inspect.signature(value)  # type: ignore[arg-type]
     parameters = [_shown(parameter) for parameter in signature.parameters.values() if parameter.name != "self"]
     kinds = [parameter.kind for parameter in signature.parameters.values() if parameter.name != "self"]

@@ -1,4 +1,4 @@
-"""The REST interface, from the document that the service itself gives out."""
+"""The page of the REST interface, made from the service's OpenAPI document."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _kind(schema: Json) -> str:
 
 
 def _schema(schema: Json, document: Json) -> str:
-    """Return the fields of a body; of a job, a dataset and a list where they are told of."""
+    """Return the fields of a body as text; a link to their pages for a job and a dataset."""
     if "anyOf" in schema:
         return " or ".join(filter(None, (_schema(one, document) for one in schema["anyOf"])))
     if "$ref" not in schema:

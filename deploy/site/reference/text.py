@@ -13,13 +13,13 @@ _ENTRY = re.compile(r"^(\*{0,2}[\w.\[\]*, ]+): (.*)$")
 
 
 def page(title: str, source: str, *parts: str) -> str:
-    """Return a page with its title and the note of where it comes from."""
+    """Return a page of Markdown: title, a note that names the source, and the given parts."""
     note = f"<!-- Generated from {source} by `make docs`. -->"
     return "\n\n".join([f"# {title}", note, *(part.strip("\n") for part in parts if part.strip())]) + "\n"
 
 
 def plain(text: str) -> str:
-    """Return text with the marks of reStructuredText as those of Markdown."""
+    """Return text with the markup of reStructuredText replaced by that of Markdown."""
     text = re.sub(r":(?:class|mod|func|meth|data|attr):`~?([^`]*)`", r"`\1`", text)
     text = re.sub(r"``([^`]*)``", r"`\1`", text)
     # Outside of code, HTML would take these away.
