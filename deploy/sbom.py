@@ -112,7 +112,7 @@ def _component(name: str, version: str, hashes: list[str]) -> Component:
 
 
 def main() -> None:
-    """Write the file that the command line names."""
+    """Write the bill of materials of the lock that the first argument names to the file that the second names."""
     lock, target = Path(sys.argv[1]), Path(sys.argv[2])
     target.parent.mkdir(parents=True, exist_ok=True)
     bom = bill(lock)

@@ -90,7 +90,7 @@ def _no_samples(sequences: dict[str, JaggedTensor]) -> dict[str, JaggedTensor]:
 
 
 class SequenceSharder(SharderOfTables, EmbeddingCollectionSharder):
-    """Shards an EmbeddingCollection over EmbeddingTables without pooling, on every kind of device."""
+    """Shards an EmbeddingCollection (no pooling): each rank looks up its shards with EmbeddingTables, on any device."""
 
     _shardings = SEQUENCE_SHARDINGS
     _sharded = ShardedSequences

@@ -76,7 +76,7 @@ def list_audit(
 
 @keys.command("revoke")
 def revoke_key(key_id: Id) -> None:
-    """Revoke a key immediately."""
+    """Revoke a key; other processes refuse it within seconds."""
     ask(Client.revoke_key, key_id)
     typer.echo(f"key {key_id} revoked")
 

@@ -238,7 +238,7 @@ def advise(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="A chart of it (needs matplotlib).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Try views of several dims and sigmas on a prediction task (ids with labels), and recommend one view."""
+    """Try random Fourier features of several dims and sigmas on a prediction task, and recommend one view."""
     from embeddings.refresh.consumer_accuracy import advise as tried
 
     with tempfile.TemporaryDirectory(prefix="evenkeel-advise-") as folder, Client() as client:

@@ -273,7 +273,7 @@ LEAST = dict.fromkeys(("silence_seconds", "max_runs", "tenant_max_jobs"), 1) | {
     "requests_per_second": 0, "disk_warn_bytes": 0, "disk_reserve_bytes": 0, "host_cores": 0,
     "host_memory_bytes": 0, "host_gpus": 0,
 }  # fmt: skip
-"""Smallest value of each numeric setting."""
+"""Smallest allowed value of each numeric setting, except the retention days."""
 WHOLE = {field.name for field in dataclasses.fields(Settings) if str(field.type).startswith("int")}
 
 

@@ -61,7 +61,7 @@ class TaskHealth:
             log.exception("%s: a round failed; it is tried again", self.name)
 
     def verdict(self) -> tuple[bool, str]:
-        """Return (True if the task works, ``ok`` or its status message)."""
+        """Return (True, its status message) if the task works, else (False, the reason)."""
         now = self._clock()
         if self._failing_since is not None and now - self._failing_since >= TROUBLE_SECONDS:
             return False, f"fails since {now - self._failing_since:.0f} s: {self._error}"

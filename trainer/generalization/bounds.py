@@ -80,7 +80,7 @@ def norm_bound(layers: Sequence[float], tables: Sequence[float], squared_inputs:
 
 
 def massart_bound(num_parameters: int, num_rows: int, bits: int = 32) -> float:
-    """Return sqrt(2 log N / m), Massart's bound on the Rademacher complexity of N functions (section 5).
+    """Return sqrt(2 log N / m), Massart's bound on the Rademacher complexity of N functions on m = ``num_rows`` rows.
 
     N = 2^(bits of all parameters) is the number of models that the stored parameters can represent; ``bits`` are for
     each parameter. The functions have values in [-1, 1].

@@ -69,7 +69,7 @@ class Failure:
 
 
 TRACEBACK_FILE = "traceback.txt"
-"""File in the run directory with the traceback of the last error that is not a fault of evenkeel."""
+"""File in the run directory with the traceback of the last error that users can mend themselves."""
 CONSEQUENCES = ("peer_lost", "internal")
 """Codes of failures that may be consequences of another rank's death."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -144,7 +144,7 @@ def record(folder: Path, rank: int, error: BaseException) -> None:
 
 
 def keep_traceback(directory: Path, error: BaseException, failure: Failure) -> None:
-    """Print the traceback of a fault of evenkeel; write that of any other error to a file of the run directory.
+    """Print the traceback of an internal error or a lost peer; write that of any other error to a file of the run.
 
     The message of any other error explains it, and appears alone in the log and the terminal.
     """

@@ -122,7 +122,7 @@ def start_process(connection: socket.socket, environment: Mapping[str, str]) -> 
 
 
 def code_state() -> list[tuple[str, int, int]]:
-    """Return a value that changes when the code changes that runs import.
+    """Return a value that changes whenever a file of the code that runs import is changed.
 
     It has (path, modification time in ns, size) of each file of CODE, and of the folder of installed packages.
     """

@@ -13,7 +13,10 @@ from trainer.spec.evaluation import is_table
 
 
 class Reporter:
-    """Reporter with the callback ``emit`` of trainer.training.hooks. On ranks other than 0 it does nothing."""
+    """Writes a run's events to its file and shows progress; ``emit`` is the callback of trainer.training.hooks.
+
+    On ranks other than 0 it does nothing.
+    """
 
     def __init__(self, run: Run, rank: int):
         self._events = EventWriter(run.directory, run.attempt) if rank == 0 else None

@@ -101,7 +101,7 @@ def swap(
 
 @triton.jit
 def _distances(w0, w1, w2, w3, thresholds):
-    """Return the distances to the next hits: one more than the thresholds not above each word, found by bisection.
+    """Return each word's distance to the next hit: 1 plus the number of thresholds up to the word, found by bisection.
 
     ``thresholds`` points to embeddings.sse.swap.distance_thresholds. All four are searched in step, so that none waits
     for another's.

@@ -36,7 +36,7 @@ OPTIONS = ("endpoint_override", "scheme", "region", "anonymous")
 _REQUEST_SECONDS = 30.0
 _RETRIES = 2
 _KNOWN_INDEXES = 8
-"""Number of recently read states of the index that a commit may replace."""
+"""Number of index contents, the last read or written, whose object version is kept: a commit replaces one of these."""
 
 
 def open_objects(text: str) -> RemoteStore:

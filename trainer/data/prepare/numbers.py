@@ -48,7 +48,7 @@ def fit_numbers(plan: DataPlan, feature: Numeric, raw: Path) -> Numeric:
 
 
 def write_numbers(features: Sequence[Numeric], directory: Path, workers: Workers) -> None:
-    """Replace the files of untransformed values of each split by one file ``NUMBERS`` of transformed values."""
+    """Replace, in each split, the files of untransformed values by one file ``NUMBERS`` of transformed values."""
     piece_rows = max(1, _PIECE_VALUES // len(features))
     for name in SPLIT_NAMES:
         raw = [map_array(directory / name / one.split_file, np.float64) for one in features]

@@ -193,7 +193,7 @@ class SASRecSpec(AttentionSpec):
         )  # fmt: skip
 
     def _kept(self, num_features: int) -> int:
-        """Return a rough estimate: the numbers that a tower of 128 and 64 units would keep."""
+        """Return a rough estimate of the values per sample that its layers keep for the backward pass."""
         return num_features * self.embedding_dim + 128 + 64 + 1
 
 
