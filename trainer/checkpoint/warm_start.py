@@ -1,7 +1,7 @@
 """Warm start (``init_from``): a job that continues from another job's last checkpoint, its parent.
 
 Rows of known ids keep weight, moments and last_update_step, the step counter goes on, and the MLP with its optimizer is
-taken over. So the decay that an idle row owes since the old job is still applied. Rows of new ids start from
+taken over: a row that was idle since the old job still gets its decay. Rows of new ids start from
 hash(id, seed), or as the job's init says; ids unseen for too long lose their rows (docs/adr/0045). The map from rows to
 ids is part of the checkpoint.
 """

@@ -154,7 +154,7 @@ def test_two_ranks_train_bpr_as_one_does(rounds, ranks, tmp_path, loss):
 
 
 def negatives_of(data, epoch):
-    """Of each batch: its negatives and its targets."""
+    """Return the negatives and the targets of each batch."""
     return [
         (batch.features["item__negative"], batch.features["item__target"].values().numpy())
         for batch in data.train_batches(epoch, 0, 0, 1)
