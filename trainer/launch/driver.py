@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from embeddings.durable_files import write_json
 from trainer.runs import openlineage, tracing
 from trainer.runs.directory import LOCK_FILE, Run
-from trainer.runs.events import EventWriter, phase, utc_now
+from trainer.runs.events import EVENTS_FILE, HEARTBEAT_SECONDS, EventWriter, phase, read_events, utc_now
 from trainer.runs.failures import Cancelled, Failure, LeaseLostError, cause, classify, keep_traceback
 from trainer.runs.lineage import lineage_of
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED
@@ -32,7 +32,6 @@ from trainer.sizing.gpus import check_gpus
 if TYPE_CHECKING:
     from trainer.data.prepare.by_tasks.tasks import Hosts
 
-HEARTBEAT_SECONDS = 5.0
 LOCK_SECONDS = 1.0
 _LINEAGE_ENDS = {"succeeded": "COMPLETE", "failed": "FAIL", "cancelled": "ABORT"}
 
@@ -129,6 +128,8 @@ class _Attempt:
     def __init__(self, run: Run, events: EventWriter, tell: openlineage.Tell, hosts: Hosts | None = None):
         self.run, self.events, self.tell, self.hosts = run, events, tell, hosts
         self.interruptible = True
+        self._ranks_since: int | None = None
+        self._rank_beats = False
 
     def lead(self, start_ranks: StartRanks) -> int:
         run = self.run
@@ -176,6 +177,7 @@ class _Attempt:
     def _ranks(self, start_ranks: StartRanks) -> None:
         publish = self.run.job.publish
         self.interruptible = False
+        self._ranks_since = (self.run.directory / EVENTS_FILE).stat().st_size
         try:
             with contextlib.ExitStack() as stack:
                 if publish is not None and publish.is_repeated:
@@ -185,7 +187,16 @@ class _Attempt:
                 start_ranks(self.run)
         finally:
             self.interruptible = True
+            self._ranks_since, self._rank_beats = None, False
         self._check_cancel()
+
+    def beat(self) -> None:
+        """Write a heartbeat, unless rank 0 writes its own by now: a rank that hangs or is stopped must fall silent."""
+        since = self._ranks_since
+        if since is not None and not self._rank_beats:
+            self._rank_beats = any("rank" in event.fields for event in read_events(self.run.directory, since))
+        if since is None or not self._rank_beats:
+            self.events.write("heartbeat")
 
     def _publish(self) -> None:
         from trainer.publishing.publish import publish
@@ -292,7 +303,7 @@ def _heartbeat(attempt: _Attempt) -> Iterator[None]:
                 if not attempt.run.still_current():
                     attempt.run.ask_to_stop("given up")
                     return
-                attempt.events.write("heartbeat")
+                attempt.beat()
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()

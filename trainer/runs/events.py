@@ -29,7 +29,7 @@ phase          name of a phase that ends now (see trainer.runs.events.phase), se
 lineage        dataset_fingerprint, spec_sha256, packages, git_commit, parent_version, warm_start, inherited,
                start_version, window (trainer.runs.lineage)
 workers        number (of ranks, fewer than the attempt was to have), because
-heartbeat      (none)
+heartbeat      rank: 0 if rank 0 writes it, as it does while it exists; absent if the driver does
 info           message, and any figures worth keeping (alpha taken, shares per rank, unknown share)
 =============  ==========================================================================================
 """
@@ -47,6 +47,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 EVENTS_FILE = "events.jsonl"
+HEARTBEAT_SECONDS = 5.0
 TERMINAL_STATES = ("succeeded", "failed", "cancelled")
 
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 from typing import Any
 
 from tqdm import tqdm
 
 from trainer.runs.directory import Run
-from trainer.runs.events import EventWriter
+from trainer.runs.events import HEARTBEAT_SECONDS, EventWriter
 from trainer.spec.evaluation import is_table
 
 
 class Reporter:
-    """Writes a run's events to its file and shows progress; ``emit`` is the callback of trainer.training.hooks.
+    """Writes a run's events and heartbeats to its file and shows progress.
 
-    On ranks other than 0 it does nothing.
+    ``emit`` is the callback of trainer.training.hooks. On ranks other than 0 it does nothing.
     """
 
     def __init__(self, run: Run, rank: int):
         self._events = EventWriter(run.directory, run.attempt) if rank == 0 else None
+        self._closed = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat of rank 0", daemon=True)
+        if rank == 0:
+            self._heart.start()
         self._bar: tqdm[Any] | None = None
         self._name = run.job.name
 
@@ -33,6 +39,12 @@ class Reporter:
             self._line(f"epoch {fields['epoch']} {fields['split']:<10} " + _figures(fields))
         elif kind == "info":
             self._line(str(fields["message"]))
+
+    def _beat(self) -> None:
+        assert self._events is not None
+        while not self._closed.wait(HEARTBEAT_SECONDS):
+            with contextlib.suppress(OSError):  # a full disk must not end the thread: space may come back
+                self._events.write("heartbeat", rank=0)
 
     def _progress(self, fields: dict[str, Any]) -> None:
         if not sys.stdout.isatty():
@@ -54,6 +66,8 @@ class Reporter:
         if self._bar is not None:
             self._bar.close()
         if self._events is not None:
+            self._closed.set()
+            self._heart.join()
             self._events.close()
 
 

@@ -105,6 +105,30 @@ def test_the_heart_beats_until_the_end(make_run, small, monkeypatch):
     assert len(small.events(run.directory, "heartbeat")) == beats
 
 
+def test_a_driver_falls_silent_while_its_first_rank_beats(make_run, small, monkeypatch):
+    """Else a rank that hangs while it evaluates or saves would never be given up."""
+    monkeypatch.setattr(driver, "HEARTBEAT_SECONDS", 0.001)
+    run = make_run()
+
+    def beats() -> int:
+        return len(small.events(run.directory, "heartbeat"))
+
+    def start(run: Run) -> None:
+        deadline, before = time.monotonic() + 60, beats()
+        while beats() < before + 3:
+            assert time.monotonic() < deadline, "the driver beats until its rank does"
+            time.sleep(0.001)
+        with contextlib.closing(EventWriter(run.directory)) as rank:
+            rank.write("heartbeat", rank=0)
+        before = -1
+        while before != (before := beats()):
+            assert time.monotonic() < deadline, "the driver still beats"
+            time.sleep(0.1)
+        raise RuntimeError("the rank has failed")
+
+    assert execute(run, start) == EXIT_FAILED
+
+
 def test_a_run_that_publishes_nothing_says_so(trained_run, small):
     run = trained_run(epochs=1)
     assert small.events(run.directory, "publication")[0]["status"] == "none"

@@ -233,7 +233,6 @@ def test_the_role_of_the_chart_allows_what_is_asked(cluster: KubeCluster, run_di
     executor = cluster.executor(GRACE_SECONDS, COMMAND)
     executor.launch(run_dir)
     until((run_dir / "begun").exists)
-    executor.suspend(run_dir, False)
     executor.terminate(run_dir, grace_seconds=GRACE_SECONDS)
     text = (Path(__file__).resolve().parents[4] / "deploy/helm/evenkeel/templates/runs.yaml").read_text()
     allowed = {}
