@@ -113,7 +113,7 @@ def test_a_driver_falls_silent_while_its_first_rank_beats(make_run, small, monke
     def beats() -> int:
         return len(small.events(run.directory, "heartbeat"))
 
-    def start(run: Run) -> None:
+    def start(_run: object) -> None:
         deadline, before = time.monotonic() + 60, beats()
         while beats() < before + 3:
             assert time.monotonic() < deadline, "the driver beats until its rank does"
