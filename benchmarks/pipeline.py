@@ -15,7 +15,7 @@ case            what is timed
                 the start of the process's work, with preparation, evaluation and the last checkpoint; AUC is checked
 ``peer``        the same batches and MLP on tables of plain torch or of TorchRec with FBGEMM, once rows were touched
 ``dense``       forward, loss and backward of the dense part alone, beside the same modules in plain torch, layer by
-                layer; ``gemm_share``: the time of its matrix products alone, as a share of ours
+                layer, in processor ms; ``gemm_share``: what its matrix products take alone, as a share of ours
 ==============  =====================================================================================================
 
 Ids are half Zipf (exponent 1.05) and half a permutation of all, so that every row of every table is trained; clicks
@@ -268,7 +268,10 @@ class _Rows(nn.Module):
 
 
 def dense_part(kind: str, num_features: int, iterations: int = 101) -> dict[str, Any]:
-    """Time a model's forward, loss and backward, fused and layer by layer, and the matrix products alone."""
+    """Time a model's forward, loss and backward, fused and layer by layer, and the matrix products alone.
+
+    All are processor milliseconds: other work on the machine moves them less.
+    """
     names = [f"f{feature}" for feature in range(num_features)]
     more = {"structure": "parallel", "cross_layers": 2} if kind == "dcnv2" else {}
     spec = parse_model({"kind": kind, "embedding_dim": DIM, "hidden": list(HIDDEN), **more})
@@ -279,9 +282,11 @@ def dense_part(kind: str, num_features: int, iterations: int = 101) -> dict[str,
     plain = copy.deepcopy(ours).eval()
     batch: Any = SimpleNamespace(features=None, labels=(torch.rand(BATCH_SIZE) < 0.3).float(), shares=None)
 
-    def step(model: Any) -> None:
+    def step(model: Any) -> harness.Seconds:
+        start = time.process_time()
         model.zero_grad()
         (model.loss(batch).sum() / BATCH_SIZE).backward()
+        return harness.Seconds(time.process_time() - start)
 
     weights = [parameter for name, parameter in ours.dense_parameters() if parameter.dim() == 2]
     products = []
@@ -291,9 +296,11 @@ def dense_part(kind: str, num_features: int, iterations: int = 101) -> dict[str,
         outputs = torch.empty_like(y), torch.empty_like(value), torch.empty_like(x)
         products += zip(((x, value.T), (y.T, x), (y, value)), outputs, strict=True)
 
-    def multiply(_: Any) -> None:
+    def multiply(_: Any) -> harness.Seconds:
+        start = time.process_time()
         for factors, output in products:
             torch.mm(*factors, out=output)
+        return harness.Seconds(time.process_time() - start)
 
     with steady_memory():
         times = harness.interleave(
