@@ -289,7 +289,7 @@ def dense_part(kind: str, num_features: int, iterations: int = 101) -> dict[str,
         return harness.Seconds(time.process_time() - start)
 
     weights = [parameter for name, parameter in ours.dense_parameters() if parameter.dim() == 2]
-    products = []
+    products: list[tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]] = []
     for weight in weights:
         x, y = torch.randn(BATCH_SIZE, weight.shape[1]), torch.randn(BATCH_SIZE, weight.shape[0])
         value = weight.detach()

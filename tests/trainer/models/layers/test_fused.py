@@ -191,6 +191,8 @@ def test_what_is_not_finite_stays_so(bad):
     with plain_torch():
         expected = outcome(lambda: layers(x), list(layers.parameters()), torch.ones(5, 1))
     for one, other in zip(found, expected, strict=True):
+        assert one is not None
+        assert other is not None
         assert torch.equal(one.isfinite(), other.isfinite())
 
 
@@ -205,14 +207,13 @@ def test_backward_may_run_twice_and_adds_up():
 
 
 def test_logits_may_be_changed_in_place():
-    layers = stack([3, 4, 2])
+    layers: Any = stack([3, 4, 2])
     layers(torch.ones(2, 3)).mul_(2.0).sum().backward()
-    found = layers[2].bias.grad
-    assert torch.equal(found, torch.full((2,), 4.0))
+    assert torch.equal(layers[2].bias.grad, torch.full((2,), 4.0))
 
 
 def test_a_weight_that_changed_before_backward_is_an_error():
-    layers = stack([3, 4, 2])
+    layers: Any = stack([3, 4, 2])
     output = layers(torch.ones(2, 3))
     with torch.no_grad():
         layers[0].weight.mul_(2.0)
@@ -222,7 +223,8 @@ def test_a_weight_that_changed_before_backward_is_an_error():
 
 def second_derivatives(function: Callable[[], Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     firsts = torch.autograd.grad((function() ** 3).sum(), inputs, create_graph=True)
-    return list(torch.autograd.grad(sum((one**2).sum() for one in firsts), inputs, materialize_grads=True))
+    total = torch.stack([(one**2).sum() for one in firsts]).sum()
+    return list(torch.autograd.grad(total, inputs, materialize_grads=True))
 
 
 def test_gradients_of_gradients_are_plain_torchs():
@@ -238,10 +240,12 @@ def test_gradients_of_gradients_are_plain_torchs():
     expected = second_derivatives(lambda: crosses[1](x, crosses[0](x, x)), [x, *parameters])
     assert_close(found, expected, limit=1e-5)
     rows = torch.randn(9, 15, generator=generator).requires_grad_()
-    found, expected = (
-        second_derivatives(lambda split=split: torch.cat([one.flatten() for one in split(rows, 4)]), [rows])
-        for split in (fused.SplitFields.apply, fused._split_fields_in_torch)
-    )
+
+    def side_by_side(split: Callable[..., Any]) -> Tensor:
+        return torch.cat([one.flatten() for one in split(rows, 4)])
+
+    found = second_derivatives(lambda: side_by_side(fused.SplitFields.apply), [rows])
+    expected = second_derivatives(lambda: side_by_side(fused._split_fields_in_torch), [rows])
     assert_close(found, expected, limit=1e-5)
 
 
