@@ -51,7 +51,7 @@ def splits_of_both(job: JobSpec, dataset: DatasetSpec, data: PreparedData, serve
     - ``per_user_last``: a user's last rows are new, or were held out before, if this job holds out no more of them.
     - ``column``: nothing is known of the served version's rows.
 
-    With early stopping, the model was chosen by validation rows: then only test rows are compared.
+    With early stopping, validation rows chose the model's epoch: then only test rows are compared.
 
     Raises:
         NotComparableError: there is no such split.
@@ -59,7 +59,7 @@ def splits_of_both(job: JobSpec, dataset: DatasetSpec, data: PreparedData, serve
     record, split = TrainingRecord.of(served), job.evaluation.split
     before = Split.model_validate(read(read(record.job, JobSpec, "evaluation"), Evaluation, "split"))
     there = [name for name in HELD_OUT if data.num_examples[name]]
-    if job.regularizers.early_stopping is not None and "test" in there:
+    if job.early_stopping is not None and "test" in there:
         there = ["test"]
     if not there:
         raise NotComparableError("the job holds no rows out")

@@ -7,7 +7,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -180,13 +180,17 @@ class Attempt:
         """Write a separate checkpoint of the parameters after the best epoch so far. Collective."""
         self._write(trainer, self.run.best, 1, None)
 
-    def load_best(self, trainer: Trainer) -> Position:
+    def load_best(self, trainer: Trainer) -> Position | None:
         """Restore the parameters that :meth:`save_best` wrote, and return their position. Collective.
+
+        None if an earlier attempt trained the best epoch, and nothing asked it to keep the parameters.
 
         Raises:
             CheckpointError: there is no valid checkpoint of the best epoch.
         """
         best = _agreed(self.run, lambda: newest_of(self.run, self.run.best))
+        if best is None and self.job.regularizers.early_stopping is None:
+            return None
         if best is None:
             raise CheckpointError(f"{self.run.best} holds no valid checkpoint of the best epoch: retry the job")
         self.sharded.load_from(best, dense_optimizer=self.optimizer, verify=False)
@@ -233,7 +237,11 @@ class Attempt:
                 record = TrainingRecord.of(own)
                 if isinstance(self.data, OnePassData):
                     self.data.begin_files(own.attached(FILES))
-                resumed = Resumed(record.position, tuple(record.history))
+                trained = max((metrics["epoch"] for metrics in record.history), default=0)
+                # Early stopping that the job asks for ends it for good; the best epoch kept by default does not.
+                ended = self.job.regularizers.early_stopping is not None or trained >= self.job.epochs
+                position = replace(record.position, stopped=record.position.stopped and ended)
+                resumed = Resumed(position, tuple(record.history))
             else:
                 resumed = Resumed(Position(first_step=self.sharded.completed_steps))
         if frozen:

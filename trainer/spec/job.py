@@ -25,7 +25,7 @@ from trainer.spec.models.registry import Model
 from trainer.spec.optimizer import DenseOptimizer, Optimizer
 from trainer.spec.problems import raise_if_invalid
 from trainer.spec.publish import Publish
-from trainer.spec.regularizers import Regularizers
+from trainer.spec.regularizers import EarlyStopping, Regularizers
 from trainer.spec.tracking import Tracking
 
 FIRING_DATE = "{firing_date}"
@@ -369,6 +369,13 @@ class JobSpec(Spec):
         """Longest time between two checkpoints, whatever the step; None: no limit."""
         given, follow = self.checkpoint.every_seconds, self.dataset.follow
         return FOLLOWED_CHECKPOINT_SECONDS if given is None and follow is not None else given
+
+    @property
+    def early_stopping(self) -> EarlyStopping | None:
+        """Early stopping of the run. By default a job that publishes keeps its best epoch, and trains all epochs."""
+        asked = self.regularizers.early_stopping
+        keeps_best = self.publish is not None and self.epochs > 1 and self.evaluation.split.validation > 0
+        return EarlyStopping(patience=self.epochs) if asked is None and keeps_best else asked
 
     def fired_on(self, date: str) -> JobSpec:
         """Return this job with ``{firing_date}`` in its window replaced by the date of a firing (YYYY-MM-DD)."""
