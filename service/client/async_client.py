@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 from greenlet import getcurrent, greenlet
 
-from service.client.client import Client
+from .client import Client
 
 _END = object()
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from service.client.fetch import VectorCalls, ids_of
-from service.client.http import Json, once, part, plain
-from service.client.jobs import JobCalls
+from .fetch import VectorCalls, ids_of
+from .http import Json, once, part, plain
+from .jobs import JobCalls
 
 
 class Client(JobCalls, VectorCalls):

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from embeddings.durable_files import temporary_beside
-from service.client.http import Json, Session, Unreachable, part
+from .http import Json, Session, Unreachable, part
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from service.client.vectors import As, Vectors
+    from .vectors import As, Vectors
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 MAX_IDS = 10_000
@@ -32,7 +32,7 @@ class VectorCalls(Session):
             Unreachable: The download broke off.
         """
         path = Path(path)
-        unfinished = temporary_beside(path)
+        unfinished = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}.tmp")
         path_of = f"/collections/{part(collection)}/versions/{part(version)}/snapshot"
         answer = self.request("GET", path_of, stream=True, headers={"Accept": "*/*"})
         try:
@@ -142,7 +142,7 @@ class VectorCalls(Session):
             TypeError: ``ids`` is a single id instead of a list.
             ImportError: The library that ``as_`` names is not installed.
         """
-        from service.client.vectors import decoded
+        from .vectors import decoded
 
         ids = ids_of(ids)
         etag_before = previous.etag if previous is not None and _same_but_for_the_first(previous, ids) else None
@@ -155,7 +155,7 @@ class VectorCalls(Session):
         """Return (table, ETag of the first response); the table is None if ``etag`` is still valid."""
         import pyarrow as pa
 
-        from service.client.vectors import table_of
+        from .vectors import table_of
 
         if (collection is None) == (view is None):
             raise ValueError("give a collection (its default view is served) or view=NAME, not both")

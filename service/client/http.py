@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from service import DEFAULT_PORT
+from .. import DEFAULT_PORT
 
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 

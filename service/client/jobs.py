@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from service.client.http import Json, ProblemError, ServiceError, Session, Unreachable, once, part, plain
+from .http import Json, ProblemError, ServiceError, Session, Unreachable, once, part, plain
 
 TERMINAL_STATES = ("succeeded", "failed", "cancelled")
 PATIENCE_SECONDS = 60.0
