@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ from service.jobs import job_records
 from service.jobs.job_row import JobRow
 from service.jobs.states import ACTIVE, backoff_seconds
 from trainer.runs.events import EVENTS_FILE, TERMINAL_STATES, Event, read_events
-from trainer.runs.protocol import EXIT_FILE
+from trainer.runs.protocol import EXIT_FILE, LOG_FILE
 from trainer.spec.stored_specs import StoredJob
 
 log = logging.getLogger("evenkeel.runner")
 
 EVENTS_AT_ONCE = 1000
+LAST_LINE_BYTES = 500
+"""Most bytes of a log's last line in the error of a run that ended without a report."""
 PROGRESS_FIELDS = (
     "epoch", "epochs", "step", "steps", "examples", "examples_per_second", "step_seconds", "waited_seconds", "loss",
     "files", "files_behind", "seconds_behind", "late_files", "messages_behind", "bad_rows",
@@ -202,9 +205,14 @@ async def died(connection: AsyncConnection, row: JobRow, run_dir: Path, base_sec
         return
     error = {
         "code": "run-died",
-        "message": "the run ended without a word: it was killed, or the machine restarted",
+        "message": "the run ended without a report: it was killed, or the machine restarted",
         "remedy": "if it happens again look for the kernel's out-of-memory killer, and see the run's log",
     }
+    if last_line := _last_line(run_dir, row["launched_at"]):
+        error |= {
+            "message": f"the run ended without a report; the last line of its log is: {last_line}",
+            "remedy": "see the run's log; if it says nothing of an error, look for the kernel's out-of-memory killer",
+        }
     if not run_dir.exists():
         error = {
             "code": "run-directory-gone",
@@ -214,6 +222,20 @@ async def died(connection: AsyncConnection, row: JobRow, run_dir: Path, base_sec
     if ended is not None and ended.get("error"):
         error = _error(ended["error"])
     await fail(connection, row, error, ended is None or bool(ended.get("retryable")), base_seconds)
+
+
+def _last_line(run_dir: Path, since: datetime.datetime | None) -> str:
+    """Return the last line of the run's log that is not empty, "" if the log was not written to since ``since``."""
+    try:
+        with open(run_dir / LOG_FILE, "rb") as file:
+            found = os.fstat(file.fileno())
+            if since is None or found.st_mtime < since.timestamp():
+                return ""
+            file.seek(max(0, found.st_size - LAST_LINE_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return storable(next((line.strip() for line in reversed(lines) if line.strip()), ""))
 
 
 def silent(seconds: float) -> dict[str, str]:
