@@ -32,9 +32,9 @@ def scratch_names(store: Store, collection: str) -> list[str]:
 def erase(store: Store, collection: str, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
     """Erase ids from a collection and its scratch collections; else as ``Collection.erase``, which omits the latter."""
     target = store.collection(collection)
-    # First, so that an erasure that is recorded in the collection is in all of them.
+    # Scratch collections first, so that an erasure recorded in the collection was applied to all of them.
     for scratch in map(store.collection, scratch_names(store, collection)):
-        # Ids of another type are none of these.
+        # Ids of another type cannot match.
         if scratch.id_type() == target.id_type():
             scratch.erase(ids, reason, key=key)
     return target.erase(ids, reason, key=key)

@@ -91,7 +91,7 @@ def export_feast(
         version: the version to export.
         view: the view whose features are exported; None: the item vectors.
         entity: the join key, a Python name.
-        ttl_seconds: time for which Feast takes a row for valid; 0: for ever.
+        ttl_seconds: time for which a row is valid for Feast; 0: for ever.
         at: event_timestamp of every row; left out: now. Feast materializes rows between two times, so a version that is
             served again needs a new time.
 

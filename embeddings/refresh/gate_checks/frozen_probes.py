@@ -36,7 +36,7 @@ class FrozenProbes(GateCheck):
         Limit(
             "canary_churn",
             None,
-            "a consumer that is frozen like yours changes its mind too often: look at the other metrics",
+            "a consumer that is frozen like yours changes too many predictions: look at the other metrics",
             at_most=True,
         ),
     )
