@@ -88,6 +88,6 @@ def vocabulary(sentences: Iterable[Words], size: int) -> dict[str, int]:
 
 
 def stream(sentences: Iterable[Words], rows: dict[str, int]) -> Tensor:
-    """Return the sentences one behind the other, each with its end, int64 [n]."""
+    """Return the sentences concatenated, each with its end, int64 [n]."""
     ids = [row for sentence in sentences for row in (*(rows.get(word, UNKNOWN) for word in sentence), END)]
     return torch.tensor(ids, dtype=torch.int64)
