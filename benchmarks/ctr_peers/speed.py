@@ -27,7 +27,7 @@ from benchmarks.support.harness import Condition
 from trainer.report_pages.section import table_of
 
 BARS = {DEEPCTR: 5.0, TORCHREC: 0.5}
-"""Fewest examples a second of ours, as a multiple of each peer's."""
+"""Our lowest accepted examples per second, as a multiple of each peer's."""
 
 
 def compare_speed(

@@ -43,7 +43,7 @@ def missing() -> list[str]:
 
 
 def commit() -> str:
-    """Return the commit of the repository; empty if this folder is none."""
+    """Return the commit of the repository; empty if this folder is not a repository."""
     try:
         command = ["git", "rev-parse", "--short", "HEAD"]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

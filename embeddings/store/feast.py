@@ -145,7 +145,7 @@ def _write_source(path: Path, collection: Collection, reader: Any, view: str | N
             entity: pa.int64() if reader.manifest.id_type == "int64" else pa.string(),
             "event_timestamp": moment.type,
             "status": names.type,
-            # Feast takes lists, not fixed-size ones.
+            # Feast supports lists, but not fixed-size lists.
             "vector": pa.list_(pa.float32()),
         }
     )

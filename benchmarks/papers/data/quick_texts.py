@@ -27,7 +27,7 @@ def write_quick_texts(folder: Path) -> None:
 
 
 def _sentence(draw: np.random.Generator, start: int | None = None) -> list[str]:
-    """Return words, three of four the successor of the one before."""
+    """Return words; three of four are the successor of the word before."""
     words = [int(draw.integers(NUM_WORDS)) if start is None else start]
     while len(words) < LENGTH:
         follows = draw.random() < 0.75

@@ -69,7 +69,7 @@ def measure(path: Path, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def probabilities(direction: Floats, gamma: float) -> Floats:
-    """Return min(8 c_i^2 / gamma^2, 1), that a coordinate of c [d] is left."""
+    """Return min(8 c_i^2 / gamma^2, 1), the probability that a coordinate of c [d] is kept."""
     result: Floats = np.minimum(8 * direction**2 / gamma**2, 1.0)
     return result
 
