@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     options = parser.parse_args()
     if options.iterations < MIN_ITERATIONS:
-        parser.error(f"a median of {options.iterations} is no figure: take at least {MIN_ITERATIONS} iterations")
+        parser.error(f"a median of {options.iterations} is not reliable: take at least {MIN_ITERATIONS} iterations")
     torch.set_num_threads(1)
     one_core()
     if options.case in f"{DIM_IN}->{DIM}":

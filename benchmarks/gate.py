@@ -1,4 +1,4 @@
-"""Honest and faulty refreshes under the default gate: which are published, which are held, and by which metrics.
+"""Fault-free ("honest") and faulty refreshes under the default gate: which are published, which are held, and why.
 
     python -m benchmarks.gate [--full] [--logs news ml1m ...] [--faults NAME ...] [--folder DIR]
 

@@ -1,4 +1,4 @@
-"""Dynamic tables beside TorchRec's zero-collision modules: time for each id, share of ids with a row, time of a step.
+"""Dynamic tables and TorchRec's zero-collision modules: time for each id, share of ids with a row, time of a step.
 
 Ids are 64-bit, drawn by Zipf (exponent 1.05) from three million at a time, of which a thousandth is replaced by new
 ones at each step, so that a table of a million rows is full after a while and old ids have to go. Bench ``assign``: our
@@ -40,7 +40,7 @@ DIM = 64
 
 
 class Stream:
-    """Batches of raw ids, int64 [BATCH], frequent ones among them that are new."""
+    """Batches of raw ids, int64 [BATCH]; some of the frequent ids are new."""
 
     def __init__(self, seed: int = 0) -> None:
         self._generator = np.random.default_rng(seed)

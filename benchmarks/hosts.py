@@ -144,6 +144,6 @@ if __name__ == "__main__":
     if options.rank is not None:
         serve_rank(options.rank, options.store, options.plan)
     elif options.iterations < MIN_ITERATIONS:
-        parser.error(f"a median of {options.iterations} is no figure: take at least {MIN_ITERATIONS}")
+        parser.error(f"a median of {options.iterations} is not reliable: take at least {MIN_ITERATIONS}")
     else:
         measure(options.plan, options.iterations)

@@ -1,16 +1,16 @@
 """One-epoch overfitting on real data: the same job with seven ways of training its embeddings, test AUC by epoch.
 
 ``python -m benchmarks.one_epoch [SPEC] [--full] [--seeds 1] [--methods ...]``. One committed spec; runs differ
-in the embeddings' optimizer alone: same rows, same order, same initial values, same MLP and its optimizer. Methods:
+only in the embeddings' optimizer: same rows, same order, same initial values, same MLP and its optimizer. Methods:
 
 =============  ======================================================================================================
 adam           Adam with ``moments: dense`` (ours)
 adam_lazy      Adam with ``moments: lazy`` (ours)
-meda           the same, rows and their moments anew at each epoch's start (``regularizers.meda``)
+meda           the same, with rows and moments reset at the start of each epoch (``regularizers.meda``)
 adam_ar        AdamAR with dense moments (ours), alpha chosen on the *validation* split: see :func:`choose_alpha`
 by_epoch       AdamAR with ``decay: by_epoch`` and ``alpha: default``
 torch_adam     torch.optim.Adam on the dense gradients of torch.nn.EmbeddingBag: the peer
-frozen         embeddings frozen at random normal values, the MLP alone is trained: a lower bound
+frozen         embeddings frozen at random normal values, only the MLP is trained: a lower bound
 =============  ======================================================================================================
 
 Prints one JSON line per run and epoch, a Markdown table of means over seeds, and the conditions under test as PASS or

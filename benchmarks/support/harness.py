@@ -83,7 +83,7 @@ def interleave(
     If a contestant returns :class:`Seconds`, these count; the others are timed.
     """
     if iterations < MIN_ITERATIONS:
-        raise ValueError(f"a median of {iterations} is no figure: take at least {MIN_ITERATIONS} iterations")
+        raise ValueError(f"a median of {iterations} is not reliable: take at least {MIN_ITERATIONS} iterations")
     times = np.empty((iterations, len(contestants)))
     for i in range(-warm_up, iterations):
         given = make_input()

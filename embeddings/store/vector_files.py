@@ -55,7 +55,7 @@ def export_vectors(
         The version and the number of its rows that have a vector.
 
     Raises:
-        ValueError: The suffix is another, or ids were erased during the export: export again.
+        ValueError: The suffix is not in FORMATS, or ids were erased during the export: export again.
         ImportError: The library of the format is not installed.
         OSError: The file cannot be written.
         UnknownVersion: There is no such version.

@@ -29,7 +29,7 @@ from embeddings.sse.swap import swap_draws
 from embeddings.tables.philox import table_key
 
 MAX_POSITIONS = 16
-# Entries after which a run is split: see embeddings.kernels.triton.update.
+# Most entries of a run; longer ones are split: see embeddings.kernels.triton.update.
 SPLIT = 16
 # Partial sums of a run that the final reduction adds at a time.
 DEPTH = 16
