@@ -1,8 +1,8 @@
-"""Models of sequences side by side on MovieLens-1M: the same rows, sizes, loss, draws and optimizer.
+"""Comparison of sequence models on MovieLens-1M, with the same rows, sizes, loss, draws and optimizer.
 
 ``python -m benchmarks.sequence_models [--data ../shared/data] [--full] [--seeds 1] [--epochs 1] [--kinds ...]``.
-It trains ``examples/ml1m_sasrec.yaml`` by each kind, with dropout, dimension and length as there, and ranks the
-last item of each user after the last epoch. Prints one JSON line per training, and a Markdown table.
+It trains ``examples/ml1m_sasrec.yaml`` with each kind of model, with the dropout, dimension and length given there, and
+ranks the last item of each user after the last epoch. Prints one JSON line per training, and a Markdown table.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def run(data: Path, kind: str, loss: str, negatives: int, seed: int, epochs: int
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
-    """Return means and sample standard deviations over seeds as Markdown."""
+    """Return means and sample standard deviations over seeds as a Markdown table."""
     lines = []
     for kind in dict.fromkeys(one["kind"] for one in results):
         own = [one for one in results if one["kind"] == kind]
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--loss", choices=("bce", "sampled_softmax"), default="bce")
-    parser.add_argument("--negatives", type=int, default=1, help="drawn for each target")
+    parser.add_argument("--negatives", type=int, default=1, help="negatives drawn for each target")
     options = parse(parser, arguments, seeds=3, epochs=8)
     results = []
     for seed in range(options.seeds):

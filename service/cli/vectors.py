@@ -111,7 +111,7 @@ def fetch(
 ) -> None:
     """Fetch vectors by id."""
     if file is not None and file.suffix not in (".parquet", ".arrow"):
-        raise CommandError(f"--output {file}: the ending says the format", "end it in .parquet or .arrow", output.USAGE)
+        raise CommandError(f"--output {file}: the ending sets the format", "end it in .parquet or .arrow", output.USAGE)
     with Client() as client:
         table = _table(client, name, ids, version, dtype)
     if file is not None:

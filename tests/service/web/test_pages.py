@@ -256,9 +256,9 @@ async def test_a_held_version_says_why_it_opens_no_new_generation(
 ):
     published.publish(settings)
     await signed_in(stranger, admin_key)
-    published.hold(settings, extra={"not_released": "1 of 3 honest refreshes in a row"})
+    published.hold(settings, extra={"not_released": "1 of 3 sound refreshes in a row"})
     page = str(Text((await stranger.get("/dashboard/collections/items")).text))
-    assert "It opens no new generation: 1 of 3 honest refreshes in a row." in page
+    assert "It opens no new generation: 1 of 3 sound refreshes in a row." in page
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_what_a_table_cannot_be_is_refused():
         parse(tables=TABLES, kernel="fbgemm", optimizer={"kind": "adagrad"})
     with pytest.raises(SpecError, match=r"tables\.item\.dtype"):
         parse(tables={"item": {"dtype": "float64"}})
-    with pytest.raises(ValueError, match=r"table 'item': rows of torch\.float16 are computed with as torch\.float32"):
+    with pytest.raises(ValueError, match=r"table 'item': rows of torch\.float16 are computed in torch\.float32"):
         TableSettings({}, None, {}, dtype=torch.float64, dtypes={"item": torch.float16})
 
 
