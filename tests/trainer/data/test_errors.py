@@ -212,7 +212,7 @@ def test_equal_times_that_leave_a_split_empty(times, empty, last, refused, click
         share = job_spec(evaluation={"split": {"kind": "time", "validation": 0, "test": 0.1}})
         assert prepare(dataset_spec(table, order="ts"), share, tmp_path / "data").num_examples["test"] == 15
         return
-    said = rf"a split by time leaves no rows for {empty}.*{last} of 100 rows are of the last"
+    said = rf"a split by time leaves no rows for {empty}.*{last} of 100 rows have the last"
     refused(table, said, job_spec(evaluation={"split": {"kind": "time"}}), order="ts")
 
 

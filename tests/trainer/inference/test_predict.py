@@ -367,7 +367,7 @@ def test_rows_that_cannot_be_scored_are_refused_with_the_remedy(run, tmp_path, c
     assert "feature 'item'" in said
     assert "no 64-bit integer" in said
     said = refused(rows.set_column(5, "pos", rows["pos"].cast(pa.int64()).cast(pa.timestamp("s"))))
-    assert "has a time without a zone, and the dataset is ordered by a number (write it as the dataset has it" in said
+    assert "has a time without a zone, and the dataset is ordered by a number (write it as in the dataset" in said
     assert "holds list" in refused(rows.set_column(1, "sku", pa.array([[1]] * len(rows))))
     assert "to keep (there are click" in refused(rows, "--columns", "clicks")
     assert "has a column 'logit' itself" in refused(rows.append_column("logit", rows["pos"]))
@@ -591,7 +591,7 @@ def test_ids_that_were_text_in_training_are_text_where_all_are_digits(codes_run,
 def test_text_is_not_taken_for_the_integers_of_training(codes_run, tmp_path):
     """Users were integers: 01 is none of them, and would be found as 1."""
     (tmp_path / "rows.csv").write_text("user,item\n1,007\n01,007\n")
-    says = "column 'user'|feature 'user'): has an id that is no 64-bit integer: '01', as it is written"
+    says = "column 'user'|feature 'user'): has an id that is no 64-bit integer in its usual form: '01'"
     with pytest.raises(DataError, match=f"({says}"):
         predict(codes_run, tmp_path / "rows.csv", tmp_path / "scores.parquet")
     rows = pa.table({"user": ["01"], "item": ["007"]})

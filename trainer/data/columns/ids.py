@@ -35,7 +35,7 @@ Ids = tuple[pa.Array, npt.NDArray[np.int64] | None]
 HOUR_MICROS = 3_600_000_000
 EPOCH_WEEKDAY = 3
 """Weekday of 1970-01-01, a Thursday, where Monday is 0."""
-# What may be one of 64 bits, as it is written.
+# Text that may be a 64-bit integer, without a plus sign or leading zeros.
 _INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
 
 
@@ -239,7 +239,7 @@ def are_ids(array: pa.Array) -> Mask:
     elif is_text(array.type):
         may_be = pc.match_substring_regex(array, _INTEGER).fill_null(False).to_numpy(zero_copy_only=False)
     mask = ~valid
-    # The others are found by halves.
+    # Find the values that are too large by bisection.
     work = [np.flatnonzero(may_be)]
     while work:
         places = work.pop()

@@ -171,9 +171,9 @@ class OnePassData(PreparedData):
     def train_batches(
         self, epoch: int, start_step_in_epoch: int = 0, rank: int = 0, world_size: int = 1, micro_batches: int = 1
     ) -> Prefetched[Batch]:
-        """Return the batches from a step on; its first row must lie in the window that begins at :attr:`place`.
+        """Return the batches from a step on; the step's first row must lie in the window that begins at :attr:`place`.
 
-        See :meth:`PreparedData.train_batches`. :attr:`Batch.place` of each is the position to continue from after it.
+        See :meth:`PreparedData.train_batches`. Reading can continue after a batch at its :attr:`Batch.place`.
         """
         stopped = threading.Event()
         steps = self._global_batches(epoch, start_step_in_epoch, self.place, stopped)
@@ -234,7 +234,7 @@ class OnePassData(PreparedData):
                 del train, window
                 while len(rows) - begin > size:
                     at += size
-                    # Of windows without a row to train on, the one behind them has the next.
+                    # Windows without training rows begin at the same training row as the next window: take the last.
                     number = bisect.bisect_right(places, at, key=lambda one: one.examples[TRAIN]) - 1
                     places = places[number:]
                     yield GlobalBatch(rows, begin, size, places[0])

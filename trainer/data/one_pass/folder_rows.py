@@ -18,7 +18,7 @@ from trainer.data.sources.source import Chunk, Source, file_below
 
 UNSEEN_SECONDS = 120.0
 """Longest time that a host waits to see a file that rank 0 has found, as in a network file system."""
-_REMEDY = "bring it back as it was, with its time of change, or start a new job"
+_REMEDY = "restore it unchanged, with its modification time, or start a new job"
 
 
 class FolderRows:

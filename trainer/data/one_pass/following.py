@@ -172,7 +172,7 @@ class FollowingReader(RowReader):
             if held.number and (held.number >= windows.WINDOW_ROWS or is_last or ends):
                 place, ready = window_of(place, held, *end, bad=(counted.bad, counted.bad_of_block))
                 held, counted = Held(), place
-                # What is handed on is not kept here while it is worked on.
+                # Hold no reference to the window while the caller works on it, so that its memory is freed early.
                 yield ready.pop()
             if ends:
                 return place

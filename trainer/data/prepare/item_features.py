@@ -95,7 +95,7 @@ def item_features(plan: DataPlan, encoded: Encoded) -> ItemFeatures:
     users, items = np.asarray(encoded.column(user)), np.asarray(encoded.column(item))
     share = SAMPLE_ROWS / max(1, len(items))
     there = (users >= 0) & (items >= 0)
-    # Of random items all rows: pairs of one item are what is compared.
+    # All rows of randomly chosen items, because pairs of rows of one item are compared.
     sample = np.flatnonzero(there & ((share >= 1) | (unit_interval(mix(items.astype(np.uint64))) < share)))
     sample = sample[np.argsort(random_words(1, sample), kind="stable")]
     users, items, rows = users[sample], items[sample], np.arange(len(sample))

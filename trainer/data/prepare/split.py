@@ -60,7 +60,7 @@ def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]
 
 
 class TimeLimits(NamedTuple):
-    """The times from which on rows are in the validation and in the test split; None if the split is empty."""
+    """Earliest times of the validation and of the test split; None if that split is empty."""
 
     validation: Any
     test: Any

@@ -132,7 +132,7 @@ class FollowedFolder:
             was_marked = self._is_marked
             self._list()
             if self._is_marked and not was_marked:
-                # What came before the marker was there before this look at the folder, not before the last one.
+                # List again: the listing may have missed a file that appeared just before the marker.
                 was_marked = True
                 self._list()
             waiting = self._waiting()
@@ -203,12 +203,12 @@ class FollowedFolder:
         last = "/".join(self._last)
         if self.follow.late == "refuse":
             raise DataError(
-                f"appeared after {last} was begun, which sorts behind it",
+                f"appeared after the reading of {last}, which sorts after it, had begun",
                 where=_words(late),
-                remedy="give it a name that sorts behind those that are there, or set dataset.follow.late to report",
+                remedy="give it a name that sorts after the files that are there, or set dataset.follow.late to report",
             )
         self._late.update(late)
-        self._note(f"not read, because it appeared after {last} was begun and sorts before it: {_words(late)}")
+        self._note(f"not read, because it sorts before {last} and appeared after the reading of that: {_words(late)}")
 
     def _tell_changed(self) -> None:
         gone = [parts for parts in self._number_of if parts not in self._there]
@@ -218,7 +218,7 @@ class FollowedFolder:
             if is_known and not self._taken[number].is_still(self._there[parts]):
                 changed.append(parts)
         if gone:
-            self._note(f"gone after it was read, or while it is: {_words(gone)}")
+            self._note(f"removed while or after it was read: {_words(gone)}")
             for parts in gone:
                 del self._number_of[parts]
         if changed:

@@ -165,7 +165,7 @@ def is_still(path: FilePath, size: int, changed_ns: int) -> bool:
         stat = path.stat()
     except FileNotFoundError:
         return False
-    # Of one object a server tells whole seconds, in a list of objects it may tell more.
+    # A server reports whole seconds for a single object, but may report fractions in a list of objects.
     unit = 1 if isinstance(path, Path) else 10**9
     return (stat.st_size, stat.st_mtime_ns // unit) == (size, changed_ns // unit)
 
@@ -191,7 +191,7 @@ def reaching(where: str) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         away = isinstance(error, OSError) and "ACCESS_DENIED" not in str(error)
         raise (DataAwayError if away else DataError)(
-            f"the object storage did not give it: {str(error).splitlines()[0]}",
+            f"the object storage did not return it: {str(error).splitlines()[0]}",
             where=where,
             remedy="see that the bucket is there and that the credentials in the environment may read it; a server "
             "that is not Amazon's is named by AWS_ENDPOINT_URL",
@@ -200,7 +200,7 @@ def reaching(where: str) -> Iterator[None]:
 
 def _files_below(root: Path) -> Iterator[Path]:
     def passed_over(error: OSError) -> None:
-        # Folders may be taken away meanwhile.
+        # A folder may be removed in the meantime.
         if not isinstance(error, FileNotFoundError | PermissionError):
             raise error
 
@@ -212,7 +212,7 @@ def _has_bucket(objects: pafs.FileSystem, key: str) -> bool:
     try:
         return bool(objects.get_file_info(key.partition("/")[0]).type != pafs.FileType.NotFound)
     except OSError as error:
-        # Who may list a prefix alone may not look at its bucket.
+        # Credentials that may only list a prefix may not query its bucket.
         if "ACCESS_DENIED" in str(error):
             return True
         raise

@@ -216,7 +216,7 @@ def test_a_damaged_stream(tmp_path):
 
 def test_feather_1_is_told(tmp_path):
     (tmp_path / "rows.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
-    with pytest.raises(DataError, match="it is Feather 1, which Arrow has given up"):
+    with pytest.raises(DataError, match="it is Feather 1, which Arrow no longer reads"):
         column_names(tmp_path / "rows.feather")
 
 

@@ -43,7 +43,7 @@ def test_a_table_further_down_is_named(table, tmp_path):
 @every_format
 def test_a_table_in_object_storage_is_refused(table):
     with pytest.raises(
-        DataError, match=f"s3://rows/clicks: a table of {table.name} is read from a folder of this machine"
+        DataError, match=f"s3://rows/clicks: a table of {table.name} can only be read from a folder of this machine"
     ):
         table.snapshot("s3://rows/clicks", (), {})
 
