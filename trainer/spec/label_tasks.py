@@ -112,8 +112,8 @@ def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
 def measured_numbers(job: JobSpec, dataset: DatasetSpec) -> tuple[str, ...]:
     """Return the metrics of held-out rows that are numbers, not tables, in their order: epochs are compared by them.
 
-    If every row is a positive, these are ranking metrics alone: an AUC needs both classes, and the best logloss would
-    be that of a model which predicts 1 for everything.
+    If every row is a positive, these are only ranking metrics: an AUC needs both classes, and the best logloss would
+    belong to a model that predicts 1 for everything.
     """
     tasks, asked = label_tasks(dataset), job.evaluation.metrics
     if tasks:

@@ -37,7 +37,7 @@ class LearningRateSchedule(Spec):
         if needed is not None and not getattr(self, needed):
             raise ValueError(f"a schedule of kind {self.kind} needs {needed}")
         if self.start_factor and not self.warmup_steps:
-            raise ValueError("start_factor is that of a warmup: set warmup_steps, or leave it out")
+            raise ValueError("start_factor is for a warmup: set warmup_steps, or leave it out")
         for name, field in type(self).model_fields.items():
             if name != "kind" and name not in own and getattr(self, name) != field.default:
                 raise ValueError(f"a schedule of kind {self.kind} has no {name}: leave it out")

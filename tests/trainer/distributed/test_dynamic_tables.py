@@ -434,13 +434,13 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tables": {"item": {"ttl_steps": 5}}}, "ttl_steps is of dynamic tables: set capacity"),
-        ({"tables": {"item": {"admission_threshold": 2}}}, "admission_threshold is of dynamic tables: set capacity"),
+        ({"tables": {"item": {"ttl_steps": 5}}}, "ttl_steps is for dynamic tables: set capacity"),
+        ({"tables": {"item": {"admission_threshold": 2}}}, "admission_threshold is for dynamic tables: set capacity"),
         ({"tables": {"item": {"capacity": 0}}}, "greater than or equal to 1"),
         ({"model": {"kind": "bpr", "embedding_dim": 4}}, "tables.item.capacity: tables of bpr are not dynamic yet"),
         (
             {"model": {"kind": "dnn", "embedding_dim": 4, "init": {"kind": "normal"}}},
-            "it starts by its id, not its number: use model.init hash or zero",
+            "its initial values must depend on the id: use model.init hash or zero",
         ),
         (
             {"model": {"kind": "two_tower", "embedding_dim": 4, "loss": "sampled_softmax"}},
@@ -448,21 +448,21 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
         ),
         (
             {"model": {"kind": "two_tower", "embedding_dim": 4}, "evaluation": {"metrics": ["recall_20_full"]}},
-            "all items are not ranked yet where they share a row",
+            "items that share a row cannot be ranked yet",
         ),
         (
             {
                 "model": {"kind": "two_tower", "embedding_dim": 4},
                 "publish": {"collection": "items", "feature": "item", "anchor": {"strength": 0.1}},
             },
-            "publish.anchor and publish.frozen_context hold rows to ids",
+            "publish.anchor and publish.frozen_context need rows that keep their ids",
         ),
-        ({"regularizers": {"meda": True}}, "regularizers.meda resets rows, not who has them"),
+        ({"regularizers": {"meda": True}}, "regularizers.meda resets rows, not which ids have them"),
         (
             {"init_from": {"collection": "items", "retire_after_runs": 2}},
-            "dynamic tables have ttl_steps: leave init_from.retire_after_runs out",
+            "dynamic tables retire ids by ttl_steps: leave init_from.retire_after_runs out",
         ),
-        ({"evaluation": {"metrics": ["auc", "frequency_buckets"]}}, "frequency_buckets is of items with rows"),
+        ({"evaluation": {"metrics": ["auc", "frequency_buckets"]}}, "frequency_buckets needs a row for each item"),
         ({"sse": {"recent": {"probability": 0.1, "graph": "alike"}}}, "sse.recent.graph: table 'item' is dynamic"),
         ({"sse": {"recent": {"include_unknown": True}}}, "sse.recent.include_unknown: table 'item' is dynamic"),
     ],

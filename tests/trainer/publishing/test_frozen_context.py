@@ -288,7 +288,7 @@ def test_of_rows_with_two_halves_the_frozen_one_gets_no_gradient():
 @pytest.mark.parametrize(
     ("kind", "changes", "words"),
     [
-        ("bpr", {"init_from": None}, "the context is the parent's: name it in init_from"),
+        ("bpr", {"init_from": None}, "the context comes from a parent: name the parent in init_from"),
         ("bpr", {"sse": {"user": {"probability": 0.1}}}, "sse of user would train frozen rows"),
         ("bpr", {"optimizer": ADAMW | {"first_touch": "literal"}}, "first_touch literal"),
         ("item2vec", {"optimizer": ADAMW}, "adamw decays it as a whole"),

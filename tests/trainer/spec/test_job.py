@@ -114,7 +114,7 @@ def test_specs_are_frozen() -> None:
         ({"kind": "sgd", "moments": "lazy"}, "moments: sgd has none: use one of adam, adamw, adam_ar"),
         ({"kind": "adagrad", "beta2": 0.5}, "beta2: adagrad has none"),
         ({"kind": "sgd", "eps": 0.5}, "eps: sgd has none: use one of adam,"),
-        ({"kind": "rowwise_adagrad", "eps_inside_root": True}, "rowwise_adagrad adds eps to it"),
+        ({"kind": "rowwise_adagrad", "eps_inside_root": True}, "rowwise_adagrad adds eps to the root"),
         ({"kind": "rmsprop", "alpha": 0.5}, "alpha: rmsprop has none: use one of adam_ar, adagrad_ar, rmsprop_ar"),
         ({"kind": "rmsprop_ar", "beta1": 0.5}, "beta1: rmsprop_ar has none: use one of adam, "),
         ({"kind": "rmsprop", "decay": "by_epoch"}, "decay: rmsprop has none"),
@@ -210,9 +210,9 @@ def test_more_micro_batches_than_samples_are_refused() -> None:
 
 def test_batch_normalisation_of_single_rows_is_refused() -> None:
     normalised = JOB | {"model": {"kind": "dnn", "batch_norm": True}}
-    with pytest.raises(SpecError, match="micro_batches: normalised by itself alone, a part of one row is 0"):
+    with pytest.raises(SpecError, match="micro_batches: batch_norm turns a part of one row into 0"):
         parse_job(normalised | {"batch_size": 8, "micro_batches": 5})
-    with pytest.raises(SpecError, match="batch_size: normalised by itself alone"):
+    with pytest.raises(SpecError, match="batch_size: batch_norm turns a part"):
         parse_job(normalised | {"batch_size": 1})
     parse_job(normalised | {"batch_size": 8, "micro_batches": 4})
 
@@ -324,7 +324,7 @@ def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) 
         (
             "evaluation.metrics",
             ["auc", "ndcg_10"],
-            "evaluation.metrics: dnn has no ndcg_10, it cannot rank all items for a user: use auc, logloss, gauc",
+            "dnn has no ndcg_10, because it cannot rank all items for a user: use auc, logloss, gauc",
         ),
         ("sse.item", {"rho": 5}, "sse.item.rho: .* name the graph, or leave rho out"),
         ("sse.item", {"rho": 0.5, "graph": "trust"}, "greater than or equal to 1"),

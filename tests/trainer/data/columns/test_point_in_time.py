@@ -88,5 +88,5 @@ def test_a_time_needs_the_time_of_rows(clicks, dataset_spec):
         dataset_spec(table(clicks), features=FEATURES)
     derived = {"previous": "item", "by": "user", "order": "ts", "length": 3}
     history = {"type": "id_list", "derive": derived, "shares": "item", "timestamp": "ts"}
-    with pytest.raises(SpecError, match="a history is from before"):
+    with pytest.raises(SpecError, match="a history is always earlier"):
         dataset_spec(table(clicks), features={**FEATURES, "history": history}, timestamp="ts")

@@ -101,7 +101,7 @@ def test_din_weighs_lists_itself(tmp_path):
     with pytest.raises(ValueError, match=r"features\.tags\.weights: din weighs lists itself"):
         job.against(dataset)
     join = {"uri": "x.parquet", "on": "user", "column": "t", "take": "all"}
-    with pytest.raises(SpecError, match="weights go with an id_list"):
+    with pytest.raises(SpecError, match="weights are for an id_list"):
         specs(tmp_path / "rows.parquet", "mean", features={"t": {"type": "id_list", "join": join, "weights": "w"}})
 
 
