@@ -152,7 +152,7 @@ def test_results_are_put_whole_under_their_own_names_and_nothing_over_them(stora
         raise AssertionError("not reached")
     (tmp_path / "other").mkdir()
     written_bytes(tmp_path / "other" / "manifest", b"another")
-    with pytest.raises(StorageError, match="another has put it meanwhile"):
+    with pytest.raises(StorageError, match="another process has put it"):
         put_results(storage, "models/one", tmp_path / "other", "manifest")
     fetch(f"{storage.uri}/models/none", tmp_path / "none")
     assert list((tmp_path / "none").iterdir()) == []

@@ -82,7 +82,7 @@ class BackgroundSaver:
         start = time.perf_counter()
         self.wait()
         staged = [self._staged(table) for table in tables]
-        # The caller goes on changing these as well.
+        # The caller may change these while they are written.
         parts = {name: value.detach().to("cpu", copy=True) for name, value in dense.items()}
         keywords = {
             "tables": staged, "dense": parts, "extra": copy.deepcopy(dict(extra)), "attached": dict(attached or {}),
@@ -121,7 +121,7 @@ class BackgroundSaver:
             self._copies.clear()
             group, self._group = self._group, None
             if group is not None:
-                # Where a rank has died, Ray ends the groups of the others beneath them: torch refuses to do it twice.
+                # If a rank has died, Ray has already destroyed this group, and torch refuses to do so twice.
                 with contextlib.suppress(ValueError):
                     dist.destroy_process_group(group)
 
@@ -153,5 +153,5 @@ class BackgroundSaver:
     def _write(self, directory: Path, keywords: dict[str, Any]) -> None:
         try:
             self._path = save(directory, **keywords)
-        except BaseException as error:  # Whatever it is: the training thread must hear of it.
+        except BaseException as error:  # any error: the training thread must get it
             self._error, self.failed = error, True

@@ -38,7 +38,7 @@ def label_column(dataset: DatasetSpec) -> str:
     column = dataset.label.source_column
     if column is None:
         raise ValueError(
-            f"dataset '{dataset.name}': its label is of no column, so there is none to permute: write positives and "
+            f"dataset '{dataset.name}': its label is not a column that can be permuted: write positives and "
             "negatives as rows with a label column"
         )
     return column

@@ -132,7 +132,7 @@ def _metric_of(predictor: Predictor, label: str | None, metric: str | None) -> t
     fitting = _fitting(predictor, number)
     name = metric or fitting[0]
     if name not in fitting:
-        raise ValueError(f"--metric {name} is not of this label: use {' or '.join(fitting)}")
+        raise ValueError(f"--metric {name} does not suit this label: use {' or '.join(fitting)}")
     return number, name, _loss(predictor, number).is_log
 
 

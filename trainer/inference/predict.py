@@ -210,7 +210,7 @@ def calibrators_of(job: JobSpec, checkpoint: Checkpoint) -> dict[str, Calibrator
         return {
             "": Uncalibrated(
                 f"step {checkpoint.step} is inside an epoch, and validation rows are scored at its end: "
-                "wait for it, or name the step of one with --checkpoint"
+                "wait for that, or name the step of an epoch's end with --checkpoint"
             )
         }
     return {label: of_json(document) for label, document in stored.items()}
@@ -274,7 +274,7 @@ def predict(
     sequence = is_sequence(job)
     if k is not None and (not sequence or k < 1):
         hint = "" if sequence else f": {job.model.kind} scores the rows that it is given, leave it out"
-        raise ValueError(f"--k is how many items a model of sequences finds for each user, at least 1{hint}")
+        raise ValueError(f"--k is the number of items that a sequence model finds for each user, at least 1{hint}")
     source = Source(str(rows), ids=run.dataset.id_columns)
     output = output if output is not None else default_output(source)
     predictor = Predictor(run_dir, checkpoint, k=k or NUM_ITEMS)

@@ -15,7 +15,7 @@ _FREE = JobSpec.fields_that(May.DIFFER_ON_RESUME)
 _TRAINED_WITH = Publish.fields_that(May.CHANGE_TRAINING)
 _OF_PLACES = {"uri", "security", "max_bad_rows", "max_unmatched"}
 """Fields of a dataset and its parts that may change between attempts: locations of rows, and limits of bad rows."""
-_PUBLISH = "publish."  # before the name of each of these in the identity
+_PUBLISH = "publish."  # prefix of the names of these fields in the identity
 
 
 def identity_of(job: JobSpec) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def identity_of(job: JobSpec) -> dict[str, Any]:
     parts = {} if job.publish is None else job.publish.model_dump(mode="json", include=_TRAINED_WITH)
     document = job.model_dump(mode="json", exclude=_FREE)
     if job.dataset.follow is not None:
-        # How it is followed may change, whether it is may not.
+        # The settings of following may change, but not whether the job follows.
         document["dataset"]["follow"] = {}
     return document | {f"{_PUBLISH}{name}": part for name, part in parts.items()}
 

@@ -50,7 +50,7 @@ class LightGCN(BPR):
         self._graph = normalized_graph(users[known], items[known], *self._sizes)
 
     def train(self, mode: bool = True) -> Self:
-        # Rows may have moved since they were propagated.
+        # Rows may have changed since they were propagated.
         self._propagated = None
         return super().train(mode)
 

@@ -131,17 +131,17 @@ def _remedy_of_layers(model: ModelSpec, name: str, there: tuple[int, ...]) -> st
     if len(here) < len(there) or any(new < old for new, old in zip(here, there, strict=False)):
         return f"use as many layers of these sizes or larger ones{', or more' if may_be else ''}"
     if getattr(model, "residual", False):
-        return "leave the sizes, since a shortcut adds units to units (residual)"
+        return "keep the sizes, since a shortcut adds units to units (residual)"
     if not deeper:
         return None
     if not may_be:
-        return "use as many layers: only behind ReLU can another one begin without a change of scores"
+        return "use as many layers: only after a ReLU can one be added without a change of scores"
     if not there:
-        return "leave it without layers: a first one cannot begin without a change of scores"
+        return "keep it without layers: a first layer would change the scores"
     if getattr(model, "batch_norm", False):
-        return "use as many layers: another one would normalise what it passes on (batch_norm)"
+        return "use as many layers: an added one would normalise its inputs (batch_norm)"
     if min(here[len(there) :]) < there[-1]:
-        return f"give each layer behind the parent's at least as many units as its last, {there[-1]}"
+        return f"give each layer after the parent's at least as many units as its last, {there[-1]}"
     return None
 
 
@@ -184,7 +184,7 @@ class _Matching:
         self._dims = parent_dim, job.model.embedding_dim
         start = job.init_from
         self._dropped = () if start is None else start.dropped
-        # Named for an earlier refresh: the parent has the new name already.
+        # Entries for an earlier refresh have no effect: the parent already has the new name.
         renamed = {} if start is None else {old: new for old, new in start.renamed.items() if old in there}
         self._renamed = renamed
         self._former = {new: old for old, new in renamed.items()}
@@ -219,7 +219,7 @@ class _Matching:
                 yield FieldProblem(f"init_from.renamed.{old}", f"the dataset has no '{new}'", "name a feature of it")
             elif new in self._there:
                 yield FieldProblem(
-                    f"init_from.renamed.{old}", f"the parent read '{new}' too", "leave it out: features go on by name"
+                    f"init_from.renamed.{old}", f"the parent read '{new}' too", "leave it out: names are matched"
                 )
             elif old in self._here:
                 yield FieldProblem(
@@ -296,8 +296,8 @@ class _Matching:
     def _shared(self, name: str, before: str, table: str) -> FieldProblem:
         return FieldProblem(
             f"features.{name}.shares",
-            f"the parent read rows of table '{before}', which others of its features read or do not, the dataset "
-            f"has table '{table}'",
+            f"features share tables differently: the parent read it from table '{before}', the dataset has table "
+            f"'{table}'",
             "share tables as the parent did, give the feature another name, or leave init_from out",
         )
 
@@ -327,7 +327,7 @@ class _Matching:
             return self._here["item"].shares or "item", 1
         read = [one.shares or name for name, one in self._here.items() if one.has_ids]
         alone = [table for table in self._tables() if read.count(table) == 1]
-        # Vectors of items are published: theirs begin as they were.
+        # Prefer another table to that of items, whose vectors are published and should begin as they were.
         return min(((table, 0) for table in alone), key=lambda one: one[0] == "item", default=None)
 
     def _unsilent(self) -> Iterator[FieldProblem]:
@@ -351,7 +351,7 @@ class _Matching:
         if self._gone:
             notes.append(f"init_from: {_listed(self._gone)} of the parent dropped")
         notes += [
-            f"init_from: '{name}' goes on with what the parent learned of '{former}'"
+            f"init_from: '{name}' continues with what the parent learned of '{former}'"
             for name, former in self._features.items()
             if name != former
         ]
@@ -360,7 +360,7 @@ class _Matching:
             notes.append(f"init_from: vectors have {after} columns, of which the first {before} are the parent's")
             if self._job.publish is not None:
                 notes.append(
-                    f"publish: no rotation leads from {before} coordinates to {after}: where the served version of "
+                    f"publish: no rotation leads from {before} coordinates to {after}: if the served version of "
                     f"'{self._job.publish.collection}' has {before}, the gate holds the new one, which begins "
                     "an anchor generation; publish to another collection to leave consumers as they are"
                 )
@@ -426,7 +426,7 @@ def check_columns(
                 f"features.{name}",
                 f"the parent read column '{former}' ({part}), the dataset reads '{column}'",
                 f"read '{former}' again, or give the feature that reads '{column}' a name of its own; a renamed column "
-                f"is taken where the file has no '{former}' any more and the parent's rows had no '{column}'",
+                f"is accepted if the file has no '{former}' any more and the parent's rows had no '{column}'",
             )
             raise InvalidFieldsError([problem])
         notes.append(f"'{name}' reads column '{column}', which takes the place of the parent's '{former}'")

@@ -412,7 +412,7 @@ def test_a_checkpoint_of_tables_that_did_not_grow_is_refused(log, tmp_path):
     assert execute(run, start_ranks) == 0
     with single_rank_group():
         growing = DynamicRows(job_of(), PreparedData.open(run.data), None)
-        with pytest.raises(CheckpointError, match="table 'item' did not grow when it was written"):
+        with pytest.raises(CheckpointError, match="table 'item' was not dynamic when it was written"):
             growing.load(latest_valid(run.checkpoints))
 
 

@@ -124,7 +124,7 @@ def test_of_one_of_several_labels_and_of_values(tmp_path: Path, later: str) -> N
         importance(run, later)
     with pytest.raises(ValueError, match="--label buy: no such label"):
         importance(run, later, label="buy")
-    with pytest.raises(ValueError, match="--metric auc is not of this label: use rmse or mae"):
+    with pytest.raises(ValueError, match="--metric auc does not suit this label: use rmse or mae"):
         importance(run, later, label="stay", metric="auc")
     found = importance(run, later, label="stay", repeats=2, max_rows=1000)
     assert (found["metric"], found["rows"]) == ("rmse", 1000)

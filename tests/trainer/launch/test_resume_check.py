@@ -37,7 +37,7 @@ def test_what_does_not_change_the_training_may_change(changes):
 
 def test_a_checkpoint_of_something_else_is_told() -> None:
     other = SimpleNamespace(path="step-000000000005", extra={"position": {}})
-    with pytest.raises(CheckpointError, match=r"^step-000000000005 does not say its job: it is not of a training job$"):
+    with pytest.raises(CheckpointError, match=r"^step-000000000005 has no job: it was not written by a training job$"):
         check_same_job(other, job())
 
 

@@ -328,7 +328,7 @@ def test_a_warm_start_has_the_parents_shape(log, small, tmp_path):
         ),
         ("finalmlp", {"fusion_heads": 3}, "model.fusion_heads: 3 heads do not divide the last of hidden, 8"),
         ("finalmlp", {"second_hidden": [9]}, "model.fusion_heads: 2 heads do not divide the last of second_hidden, 9"),
-        ("wukong", {"embedding_dim": 1}, "of one column nothing is left"),
+        ("wukong", {"embedding_dim": 1}, "which leaves nothing of a single column"),
         ("mf", {"residual": True}, "model.residual: mf has none"),
         ("fm", {"batch_norm": True}, "model.batch_norm: fm has none"),
         ("fm", {"hidden": [3]}, "model.hidden: fm has no hidden layers"),
