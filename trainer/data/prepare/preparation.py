@@ -84,8 +84,8 @@ def prepare(
 
     A directory made from the same specs, the same files (by size and time) and the same warm start is reused. The
     directory appears complete, on disk and by one rename, so a crash leaves nothing half-written. After a crash, the
-    next call continues behind the rows already read (:mod:`trainer.data.prepare.part_cache`). With ``max_bad_rows``,
     next call continues after the rows already read (:mod:`trainer.data.prepare.part_cache`). With ``max_bad_rows``,
+    bad rows are left out and written to ``bad_rows.parquet`` in the parent folder of the directory, even if there are
     too many. For a one-pass job (``dataset.one_pass``) no row is read: the directory follows from the specs and the
     files' schemas.
 
