@@ -226,7 +226,7 @@ def test_a_folder_whose_files_were_swept_is_no_folder(storage: RunStorage, tmp_p
 def test_a_damaged_record_is_no_folder(storage: RunStorage, tmp_path: Path, record: bytes) -> None:
     folders = Folders(storage, "p")
     storage.put_if_absent("p/one.json", record)
-    with pytest.raises(StorageError, match=r"p/one\.json is not what was put there"):
+    with pytest.raises(StorageError, match=r"p/one\.json was changed after it was put there"):
         folders.read("one")
     folders.sweep()
     folders.remove("one")

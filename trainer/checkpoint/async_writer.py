@@ -1,8 +1,8 @@
-"""Checkpoints written while training goes on: a copy in memory, then a thread of its own that writes it.
+"""Checkpoints written in the background: the state is copied in memory, then a separate thread writes the copy.
 
-A save holds training up only for the copy (and for the previous save, if that is still being written: at most one is
-in flight). The thread does what :func:`trainer.checkpoint.format.save` does, over a process group of its own, so a
-checkpoint appears whole or not at all, and a process that is killed meanwhile leaves the previous one as it was.
+Training waits only for the copy, and for the previous save if that is still being written: there is at most one save
+at a time. The thread does what :func:`trainer.checkpoint.format.save` does, over a separate process group. So a
+checkpoint appears whole or not at all, and the previous checkpoint stays intact if the process is killed meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STAGED_COPIES = 1
 
 
 class BackgroundSaver:
-    """Saver of one checkpoint at a time in the background. Every rank makes, uses and closes it alike (*collective*).
+    """Saver of one checkpoint at a time in the background; all ranks use it in the same order (*collective*).
 
     Attributes:
         failed: True if the last save could not be written; the next call of :meth:`save`, :meth:`wait` or

@@ -45,9 +45,9 @@ PIECE_BYTES = 256 * 2**20
 class TableShard:
     """A rectangle of one table that a rank holds: consecutive rows, with all of their columns or consecutive columns.
 
-    ``weight`` is [rows, columns]. ``state`` has optimizer state by name. A 2-D tensor of it has the same shape. A 1-D
-    tensor, [rows], holds one value for each row and is the same in all column pieces of a row. The rectangle begins at
-    ``row_start`` and ``column_start`` of the table, which has ``num_rows`` rows and ``dim`` columns. If ``dim`` is
+    ``weight`` is [rows, columns]. ``state`` has optimizer state by name: a 2-D tensor has the shape of ``weight``; a
+    1-D tensor, [rows], holds one value for each row and is the same in all column pieces of a row. The rectangle begins
+    at ``row_start`` and ``column_start`` of the table, which has ``num_rows`` rows and ``dim`` columns. If ``dim`` is
     None, the table has as many columns as ``weight``.
     """
 
@@ -427,8 +427,8 @@ def latest_valid(directory: Path | str) -> Checkpoint | None:
     """Return the newest checkpoint of a folder whose every byte is as written, or None; warn of each damaged newer one.
 
     Raises:
-        FormatVersionError: a checkpoint newer than the first valid one has another format version. It may be sound,
-            and a run that went on without it would sooner or later remove it.
+        FormatVersionError: a checkpoint newer than the first valid one has another format version. It may be valid,
+            and a run that continued from an older one would sooner or later remove it.
     """
     for path in checkpoints_in(Path(directory)):
         try:
@@ -471,7 +471,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if body["format_version"] != FORMAT_VERSION:
         raise FormatVersionError(
             f"{path} has format version {body['format_version']}, this version reads {FORMAT_VERSION}: use the version "
-            "of evenkeel that wrote it, or train anew in another run directory"
+            "of evenkeel that wrote it, or start the training again in another run directory"
         )
     if any(Path(entry["file"]).name != entry["file"] for entry in _entries(body)):
         raise CheckpointError(f"{file} names files outside its directory: it was not written by evenkeel")

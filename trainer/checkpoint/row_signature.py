@@ -1,9 +1,9 @@
 """Meaning of the stored rows of a checkpoint: the optimizer that trained them, its schedule, and their dtypes.
 
 Rows are stored as they were when they were last touched. Their deferred updates are computed when they are read
-(:mod:`embeddings.optim.deferred_update`), from the optimizer's settings. With other settings every row would at once
-have other values, which nobody trained. So a checkpoint records the settings, and a model with other settings does not
-load it.
+(:mod:`embeddings.optim.deferred_update`), from the optimizer's settings. With other settings every row would be
+read with values that do not result from training. So a checkpoint records the settings, and a model with other
+settings does not load it.
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ class InheritedCheckpoint(Checkpoint):
                 f"the parent's step {self._steps} with the parent's settings, and are idle from there"
             )
         if not self._keeps_dense_moments:
-            self.optimizer_notes.append("init_from: dense_optimizer is of another kind, and begins without moments")
+            self.optimizer_notes.append(
+                "init_from: dense_optimizer has another kind than the parent's, and begins without moments"
+            )
 
     @property
     def tables(self) -> dict[str, int]:

@@ -172,7 +172,7 @@ def _write_table(path: Path, ids: pa.Array, columns: dict[str, np.ndarray[Any, A
 
 
 def _item_columns(dataset: DatasetSpec) -> list[str]:
-    """Return the columns of the item table if it has numbers or vectors, else []: ids are then read by joins alone."""
+    """Return the columns of the item table if it has numbers or vectors. Else return []: joins read the ids."""
     assert dataset.items is not None
     features = dataset.items.features
     if all(one.has_ids for one in features.values()):
@@ -204,7 +204,7 @@ def _write_onnx(part: DensePart, path: Path) -> dict[str, Any]:
     except Exception as error:  # any error of the exporter: the torch program is written all the same
         return {"written": False, "reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     if difference is not None and not difference <= TOLERANCE:
-        return {"written": False, "reason": f"what it computes differs by {difference:.1e} from the model"}
+        return {"written": False, "reason": f"its results differ by {difference:.1e} from the model's"}
     path.write_bytes(model)
     return {"written": True, "difference": difference}
 

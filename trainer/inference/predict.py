@@ -338,7 +338,7 @@ def in_words(report: dict[str, Any]) -> str:
     for name in {**report["unknown"], **report["missing"]}:
         count, missing = report["unknown"].get(name), report["missing"].get(name, 0)
         if count is None:
-            lines.append(f"{name}: {missing:,} of {of:,} rows have no value: scored with that of missing ones")
+            lines.append(f"{name}: {missing:,} of {of:,} rows have no value: scored with the value for missing ones")
         elif count or missing:
             lines.append(
                 f"{name}: {count:,} ids that the model does not know"

@@ -158,11 +158,11 @@ class Attempt:
         folder = run.served_checkpoint
         served = None if folder is None else _agreed(run, lambda: newest_at(folder, run.directory / SERVED))
         if served is None:
-            raise NotComparableError(f"the checkpoints behind version {run.parent_version} are not kept any more")
+            raise NotComparableError(f"the checkpoints of version {run.parent_version} are not kept any more")
         return served
 
     def should_stop(self) -> str | None:
-        """Return the reason why this rank is to stop, None if it is to go on."""
+        """Return the reason why this rank is to stop, None if it is to continue."""
         if self.saver is not None and self.saver.failed:
             # All ranks then agree to stop, and their next save raises the error.
             return "a checkpoint could not be written"

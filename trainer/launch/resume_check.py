@@ -29,25 +29,25 @@ def identity_of(job: JobSpec) -> dict[str, Any]:
 
 
 def check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
-    """Check that the checkpoint is of this job.
+    """Check that this job wrote the checkpoint.
 
     Raises:
-        ValueError: it is of another job; the message names the fields.
+        ValueError: a job with other fields wrote it; the message names the fields.
     """
     here, there = identity_of(job), _completed(TrainingRecord.of(checkpoint).job, job)
     differ = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
     if differ:
         raise ValueError(
-            f"{checkpoint.path} is of a job with another {', '.join(differ)}: resume it with the same spec, or use "
-            "a new run directory"
+            f"{checkpoint.path} was written by a job with another {', '.join(differ)}: resume it with the same "
+            "spec, or use a new run directory"
         )
 
 
 def check_same_dataset(checkpoint: Checkpoint, dataset: DatasetSpec) -> None:
-    """Check that the checkpoint is of this dataset: a run continues with the same rows, encoded in the same way.
+    """Check that the checkpoint was trained on this dataset: a run continues with the same rows, encoded equally.
 
     Raises:
-        ValueError: it is of another dataset; the message names the fields.
+        ValueError: it was trained on another dataset; the message names the fields.
     """
     text = TrainingRecord.of(checkpoint).dataset
     if text is None:
@@ -56,8 +56,8 @@ def check_same_dataset(checkpoint: Checkpoint, dataset: DatasetSpec) -> None:
     differ = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
     if differ:
         raise ValueError(
-            f"{checkpoint.path} is of a dataset with another {', '.join(differ)}: resume it with the same spec, or use "
-            "a new run directory"
+            f"{checkpoint.path} was trained on a dataset with another {', '.join(differ)}: resume it with the same "
+            "spec, or use a new run directory"
         )
 
 

@@ -5,7 +5,9 @@ its own rows. A histogram over the upper 16 bits of the keys, summed over ranks,
 at most PIECE_ROWS rows. For one piece after another, rank 0 gets all ranks' rows, with equal rows counted, and merges
 them. A piece with a single value of the upper bits may have more rows, for example if all scores are alike, but at most
 2^17 different ones from each rank. So AUC, logloss and the calibration curve equal those of all rows in one array, to
-the last bit or up to rounding. Memory of a rank: 8 bytes for each of its rows, and 1 MB for the histogram. Rank 0 also
+the last bit or up to rounding.
+
+Memory of a rank: 8 bytes for each of its rows, and 1 MB for the histogram. Rank 0 also
 holds one piece: 16 bytes for each of PIECE_ROWS rows, or of 2^17 rows of every rank if these are more, and about four
 times as much to merge it.
 """

@@ -110,7 +110,8 @@ def _turned(targets: Floats, run: Run, data: PreparedData, table: str, parent: C
         rotation = procrustes(targets, parent_vectors, source_rows=both, target_rows=both).astype(np.float32)
     except TooFewShared as error:
         raise ValueError(
-            f"publish.anchor: the parent's rows cannot be aligned with the served: {error}; or leave the anchor out"
+            f"publish.anchor: the parent's rows cannot be aligned with the served rows: {error}; "
+            "or leave the anchor out"
         ) from None
     for part in chunks(len(targets), CHUNK_ROWS):
         targets[part] = targets[part] @ rotation

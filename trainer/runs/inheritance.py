@@ -90,7 +90,7 @@ def inherit(
         more = "features, and the job has others" if found.is_changed else "columns, and the job's vectors have more"
         for name in ("anchor", "frozen_context"):
             if getattr(job.publish, name) is not None:
-                why = f"holds items to what the parent learned from its {more}"
+                why = f"keeps items close to what the parent learned from its {more}"
                 raise_if_invalid([FieldProblem(f"publish.{name}", why, "leave it out for this run, or the change")])
     return found
 
@@ -124,7 +124,7 @@ def _model_problems(model: ModelSpec, parent: ModelSpec) -> Iterator[FieldProble
 def _remedy_of_layers(model: ModelSpec, name: str, there: tuple[int, ...]) -> str | None:
     """Return the remedy if hidden layers cannot continue from a parent's, None if they can.
 
-    An added layer begins as the identity: behind a ReLU, its own ReLU changes nothing.
+    An added layer begins as the identity: its own ReLU changes nothing in the output of a previous ReLU.
     """
     here = getattr(model, name)
     deeper, may_be = len(here) > len(there), name in model.fields_that(May.DEEPEN_ON_WARM_START)
@@ -171,7 +171,7 @@ def _table_problems(job: JobSpec, found: Inheritance, stored: Mapping[str, Any])
         for field_name in Table.model_fields:
             was, asked = getattr(there, field_name), getattr(here, field_name)
             if was != asked:
-                why = f"the parent's rows are of {was}, the job asks for {asked}"
+                why = f"the parent's table has {field_name} {was}, the job asks for {asked}"
                 yield FieldProblem(f"tables.{name}.{field_name}", why, "use the same, or leave init_from out")
 
 
@@ -306,7 +306,7 @@ class _Matching:
             return
         here, there = (one.items is not None and bool(one.items.features) for one in (self._dataset, self._parent))
         if here != there:
-            kinds = {True: "those of a tower over features of items", False: "rows"}
+            kinds = {True: "computed by a tower over features of items", False: "rows of a table"}
             yield FieldProblem(
                 "items",
                 f"the parent's vectors of items are {kinds[there]}, the job's are {kinds[here]}",
@@ -336,11 +336,11 @@ class _Matching:
         for name in self._added:
             why = None
             if takes == "none":
-                why = f"{kind} normalises all features together, so that none can begin without a change of its scores"
+                why = f"{kind} normalises all features together, so every added feature changes the scores"
             elif takes == "own_rows" and self._here[name].has_ids and not self._own_rows(name):
-                why = f"{kind} adds rows to its scores without a weight, and those of '{name}' are trained already"
+                why = f"{kind} adds rows to its scores without a weight, and the rows of '{name}' are already trained"
             if why is not None:
-                remedy = "set init_from: {added: fresh} to have scores begin elsewhere, or leave the feature out"
+                remedy = "set init_from: {added: fresh} to accept other scores at the start, or leave the feature out"
                 yield FieldProblem(f"features.{name}", why, remedy)
 
     def inheritance(self) -> Inheritance:

@@ -26,7 +26,7 @@ from trainer.spec import DatasetSpec, Feature, JobSpec
 from trainer.spec.models.sequences import PieceSpec
 
 EXACT_ROWS = 20_000_000
-"""Most rows of which distinct ids are counted; with more rows they are bounded by the files' statistics."""
+"""Distinct ids are counted up to this number of rows; with more rows, the files' statistics give an upper bound."""
 
 # Rough speeds: a CPU core with small matrices; memory traffic of rows; overhead of Python and collectives per step.
 _FLOPS_PER_SECOND = 15e9
@@ -101,7 +101,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     split = job.evaluation.split
     negatives = dataset.negatives
     examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not plan.is_bpr else 0))
-    # per_user_last holds out rows of each user, but their number is not known here: assume that none is held out.
+    # per_user_last holds out rows of each user. The number of users is unknown here: assume that no row is held out.
     held = 0.0 if split.kind == "per_user_last" else split.validation + split.test
     train_examples = max(1, int(examples * (1.0 - held)))
     if isinstance(job.model, PieceSpec):
@@ -133,7 +133,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
         arithmetic=[
             f"table rows = {bound} + padding + unknown: at most {rows:,} in all",
             *arithmetic(job, memory),
-            f"all ranks and the run beside them = {workers} x {memory.total:,} + {RUN_BYTES:,} = {total_bytes:,}",
+            f"all ranks and the run's other processes = {workers} x {memory.total:,} + {RUN_BYTES:,} = {total_bytes:,}",
             f"steps per epoch = {train_examples:,} training examples / batch size {job.batch_size:,} = {steps:,}",
             f"seconds per epoch = {steps:,} steps x {step_seconds * 1000:.1f} ms (rough: within a factor of 3)",
         ],

@@ -206,7 +206,7 @@ def torch_problem(version: str) -> tuple[str, str] | None:
     """Return (problem, remedy) if the installed torch of this version is built without CUDA; else None."""
     if version.endswith("+cpu"):
         return (
-            f"resources.gpus_per_worker: torch {version} of this installation is built for the CPU alone",
+            f"resources.gpus_per_worker: torch {version} of this installation is built for the CPU only",
             "`make setup EXTRA=cuda`, or set resources.gpus_per_worker to 0",
         )
     return None

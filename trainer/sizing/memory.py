@@ -299,7 +299,7 @@ def window_bytes(job: JobSpec, ids_per_example: Mapping[str, float]) -> int:
 
 
 def _graph_bytes(num_rows: int, num_edges: int) -> int:
-    # Edges count in both directions, and there is a threshold for each degree.
+    # Edges count in both directions, and there is one sampling threshold for each distinct degree.
     return ID_BYTES * (num_rows + 1) + 2 * num_edges * NEIGHBOUR_BYTES + ID_BYTES * min(num_rows, 2 * num_edges)
 
 

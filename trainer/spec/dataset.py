@@ -396,7 +396,9 @@ class DatasetSpec(Spec):
             named["label.negatives.of"] = self.negatives.of
         for field, name in named.items():
             if name in made:
-                yield FieldProblem(field, f"'{name}' is of the calendar", "name a column, or a feature of other ids")
+                yield FieldProblem(
+                    field, f"'{name}' is a feature of the calendar", "name a column, or a feature of other ids"
+                )
 
     @property
     def ordering(self) -> str | None:

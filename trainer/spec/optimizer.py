@@ -114,9 +114,14 @@ _REMOVED: tuple[tuple[str, str | None, str, str], ...] = (
         "by_frequency",
         None,
         "it was removed: adam_ar on all rows is better",
-        "leave it out, and train anew",
+        "leave it out, and train again from the start",
     ),
-    ("decay", "at_update", "at_update was removed: rows overfit with it", "use by_epoch or at_read, and train anew"),
+    (
+        "decay",
+        "at_update",
+        "at_update was removed: rows overfit with it",
+        "use by_epoch or at_read, and train again from the start",
+    ),
     ("alpha", "auto", "auto was removed: the default of by_epoch needs no search", "use default, or a number"),
 )
 """Removed fields, or removed values of fields: (field, value or None for all, message, remedy)."""

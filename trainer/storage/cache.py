@@ -102,7 +102,7 @@ class HostCache:
             to.unlink()
             with self._locked():
                 (self._files / content.sha256).unlink(missing_ok=True)
-            raise DamagedFileError(f"{self._files / content.sha256} is not what was put there: it is removed")
+            raise DamagedFileError(f"{self._files / content.sha256} was changed after it was put there: it is removed")
 
     def clear(self) -> int:
         """Remove all files from the cache, and return their bytes. Hard links outside the cache stay."""

@@ -337,7 +337,7 @@ def test_a_warm_start_goes_on_with_ids_rows_and_steps(run, small, tmp_path):
     )  # fmt: skip
     assert execute(other, start_ranks) != 0
     message = small.events(other.directory, "error")[-1]["message"]
-    assert "tables.item.capacity: the parent's rows are of 40, the job asks for 60" in message
+    assert "tables.item.capacity: the parent's table has capacity 40, the job asks for 60" in message
 
 
 def test_items_that_lost_their_rows_are_not_served_any_more(small, tmp_path):
@@ -428,7 +428,7 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
     assert counting.ids - grown.ids == 100_000 * COUNTERS_PER_ROW_BYTES
     found = estimate(job_of(), log)
     assert found["tables"]["item"]["rows"] == 42
-    assert any("who has which row" in line for line in found["arithmetic"])
+    assert any("owner of each row" in line for line in found["arithmetic"])
 
 
 @pytest.mark.parametrize(

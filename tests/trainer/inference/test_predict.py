@@ -234,7 +234,7 @@ def test_rows_of_which_hardly_an_id_is_known_are_told_with_the_reason(run, tmp_p
     assert [note.split(": ")[1] for note in notes] == ["user", "item", "join of brand", "join of kinds"]
     num_users = rows["user"].drop_null().length()
     assert notes[0].startswith(f"warning: user: 0 of {num_users} ids are known; the rows have 'U")
-    assert notes[0].endswith("they are alike but for upper and lower case")
+    assert notes[0].endswith("they are equal except for upper and lower case")
     assert "known are '0', '2', '4'" in notes[2]
 
 

@@ -228,7 +228,9 @@ def test_longer_vectors_are_told_and_do_not_go_with_an_anchor() -> None:
     assert "if the served version of 'items' has 4, " in note
     assert "publish to another collection" in note
     anchored = parse_job(after | {"publish": publish | {"anchor": {"strength": 1}}})
-    with pytest.raises(ValueError, match=r"^publish.anchor: holds items to what .* and the job's vectors have more"):
+    with pytest.raises(
+        ValueError, match=r"^publish.anchor: keeps items close to what .* and the job's vectors have more"
+    ):
         inherit(anchored, rows, before, rows)
 
 
@@ -257,7 +259,7 @@ def test_another_kind_other_labels_and_other_types_of_rows_are_refused() -> None
     ):
         inherit(job("two_tower"), rows, parent, rows)
     with pytest.raises(
-        ValueError, match=r"^tables.item.dtype: the parent's rows are of float32, the job asks for float16"
+        ValueError, match=r"^tables.item.dtype: the parent's table has dtype float32, the job asks for float16"
     ):
         inherit(job(tables={"item": {"dtype": "float16"}}), rows, parent, rows)
     several = [
@@ -274,7 +276,7 @@ def test_an_anchor_does_not_go_with_other_features() -> None:
     }  # fmt: skip
     parent = job("two_tower").model_dump(mode="json")
     inherit(parse_job(anchored), dataset(ITEM | USER), parent, dataset(USER | ITEM))
-    with pytest.raises(ValueError, match=r"^publish.anchor: holds items to what the parent learned"):
+    with pytest.raises(ValueError, match=r"^publish.anchor: keeps items close to what the parent learned"):
         inherit(parse_job(anchored), dataset(USER | ITEM | PRICE), parent, dataset(USER | ITEM))
 
 

@@ -144,8 +144,14 @@ RULE = {"buckets": [1], "kind": "adamw", "weight_decay": 0.5}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"by_frequency": [RULE]}, "optimizer.by_frequency: it was removed: .*: leave it out, and train anew"),
-        ({"decay": "at_update"}, "optimizer.decay: at_update was removed: .*: use by_epoch or at_read, and train anew"),
+        (
+            {"by_frequency": [RULE]},
+            "optimizer.by_frequency: it was removed: .*: leave it out, and train again from the start",
+        ),
+        (
+            {"decay": "at_update"},
+            "optimizer.decay: at_update was removed: .*: use by_epoch or at_read, and train again from the start",
+        ),
         ({"alpha": "auto"}, "optimizer.alpha: auto was removed: .*: use default, or a number"),
     ],
 )

@@ -123,7 +123,7 @@ class ListColumn(IdColumn):
     def problems(self, chunk: Chunk, kind: Kind) -> Iterator[Problem]:
         yield from super().problems(chunk, kind)
         if self.weights is not None:
-            yield self.weights, "weights that are not those of the list", weighted_lists(chunk, self).bad
+            yield self.weights, "weights that do not match the ids of the list", weighted_lists(chunk, self).bad
 
     def require_clear(self, source: Source) -> None:
         require_clear(source.stream([self.column]), self.column)
@@ -219,7 +219,7 @@ def id_column(feature: Feature, column: str, domain: str) -> IdColumn:
 
 
 def _are_lists_of_ids(array: pa.Array) -> Mask:
-    """Return a mask of the lists of which every element is an integer id or missing (:func:`are_ids`)."""
+    """Return a mask that is True for the lists whose elements are all integer ids or missing (:func:`are_ids`)."""
     elements, parents, unreadable = values.raw_lists(array)
     mask = ~unreadable
     mask[parents[~are_ids(elements)]] = False

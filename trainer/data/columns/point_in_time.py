@@ -93,8 +93,8 @@ class PointInTime:
         units = unit_of(rows), unit_of(known)
         if None not in units and units[0] != units[1]:
             raise DataError(
-                f"the time of feature '{feature}' is in {units[1]} since 1970, such as {known[0]}, that of the rows in "
-                f"{units[0]}, such as {rows[0]}",
+                f"the time of feature '{feature}' is in {units[1]} since 1970, such as {known[0]}, the rows' time is "
+                f"in {units[0]}, such as {rows[0]}",
                 where=chunk.where(str(self._plan.dataset.ordering)),
                 remedy="write both in one unit",
             )

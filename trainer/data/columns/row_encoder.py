@@ -223,7 +223,7 @@ class RowEncoder:
         return encoded
 
     def warnings(self, matches: Mapping[str, KeyMatches]) -> list[str]:
-        """Return a warning for each feature and join of which none, or nearly none, of the ids are known."""
+        """Return a warning for each feature and join if the model knows none, or nearly none, of its ids."""
         warnings: list[str] = []
         for name, found in matches.items():
             if not found.exceeds(max(1.0 - LEAST_FOUND, self._dataset.max_unmatched)):
@@ -287,7 +287,7 @@ class RowEncoder:
         """Check that none of a list's unknown ids is a text of several known ids with a separator other than a pipe.
 
         Raises:
-            DataError: one of them is.
+            DataError: an unknown id is such a text.
         """
         for text in text_lists.unclear(unknown.unique())[:_MOST_LOOKED_AT]:
             parts = pa.array(text_lists.parts(text))

@@ -61,7 +61,7 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
         raise DataError(
             f"has an id that is no 64-bit integer: {str(error).splitlines()[0]}",
             where=where,
-            remedy="write the column as text, or as int64: ids are of -2^63 to 2^63 - 1",
+            remedy="write the column as text, or as int64: ids are between -2^63 and 2^63 - 1",
         ) from None
 
 
@@ -90,7 +90,7 @@ def _require_exact(array: pa.Array, where: str) -> None:
         raise DataError(
             f"has the id {largest:.0f} in a column of {array.type}, which cannot hold every integer of that size",
             where=where,
-            remedy="write the column as integers, or as text: pandas makes floats of integers beside missing ones",
+            remedy="write the column as integers, or as text: pandas turns integers with missing values into floats",
         )
 
 

@@ -36,6 +36,7 @@ class DistinctIds:
     """The distinct ids of a stream; memory follows the number of distinct ids, not of rows.
 
     Args:
+        kind: integers or strings.
         take_places: called with arrays that, one after the other, hold the position of every added id among the
             distinct ids, which are in order of first appearance.
         distinct: distinct ids of an earlier stream that this one continues, in order of first appearance; None: there

@@ -64,8 +64,8 @@ def require_weighted(chunk: Chunk, use: Columns) -> Weighted:
     if lists.bad.any():
         row = int(np.flatnonzero(lists.bad)[0])
         raise DataError(
-            f"the weights {chunk.column(str(use.weights))[row].as_py()!r} are not those of "
-            f"{chunk.column(use.column)[row].as_py()!r}: one for each id, at least 0",
+            f"the weights {chunk.column(str(use.weights))[row].as_py()!r} do not match the ids "
+            f"{chunk.column(use.column)[row].as_py()!r}: there must be one weight for each id, at least 0",
             where=chunk.where(str(use.weights), row),
             remedy="correct them, remove the row, or set max_bad_rows of the dataset",
         )

@@ -140,7 +140,7 @@ class OnePassData(PreparedData):
         self.num_examples = dict(zip(SPLIT_NAMES, counts, strict=True))
 
     def begin_files(self, checkpoint_files: Path | None) -> None:
-        """Continue after the pieces in a checkpoint's file :data:`FILES`; has an effect on rank 0 alone."""
+        """Continue after the pieces in a checkpoint's file :data:`FILES`; has an effect on rank 0 only."""
         if self.followed is not None and checkpoint_files is not None:
             self.followed.begin(read_pieces(checkpoint_files, self._pieces.of_json))
 
@@ -290,6 +290,6 @@ class OnePassData(PreparedData):
             raise DataError(
                 f"has fewer rows in the split {split} than when they were trained on",
                 where=f"dataset '{self._windows.name}'",
-                remedy="leave the files as they are until the job has ended, and start it anew",
+                remedy="start the job again, and do not change the files until it has ended",
             )
         return window.rows.take(np.flatnonzero(window.sides == SPLIT_NAMES.index(split)))

@@ -178,5 +178,5 @@ def write_catalogue(catalogue: Catalogue, directory: Path, log: Callable[[str], 
     untrained = int((catalogue.rows[: catalogue.num_in_table] < NUM_SPECIAL_ROWS).sum())
     log(
         f"item table: {catalogue.num_in_table:,} items, {untrained:,} of them not trained on; "
-        f"{absent / max(count, 1):.2%} of the examples are of items that it lacks: their features are unknown"
+        f"{absent / max(count, 1):.2%} of the examples have items that are not in the table: their features are unknown"
     )

@@ -132,7 +132,7 @@ def write_graph(
 
 
 def _unlike(found: KeyMatches, vocabulary: pa.Array) -> str:
-    """Show ids of edges that were not found beside those of the table, and the likely reason."""
+    """Describe why edges did not match: some of their unknown ids, some ids of the table, and the likely reason."""
     if not found.unknown:
         return ""
     reason = likely_reason(found.unknown, vocabulary)

@@ -413,7 +413,9 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
         plan, joins=joins, kinds=kinds, orders=kinds_of_orders, graphs=graphs, items=items, text_tables=tuple(of_text)
     )
     notes = [f"{one.uri}, {note}" for one in plan.sources for note in one.reader.notes]
-    notes += [f"ids of {domain} are text, since one of its columns has more than integers" for domain in of_text]
+    notes += [
+        f"ids of {domain} are text, since one of its columns has values that are no integers" for domain in of_text
+    ]
     return replace(plan, notes=tuple(dict.fromkeys(notes)))
 
 
@@ -425,7 +427,7 @@ def _source_of(dataset: DatasetSpec, job: JobSpec) -> Source:
         return Source(dataset.uri, window_of(dataset, job), dataset.filter, ids=dataset.id_columns)
     first = first_file(dataset.uri, follow)
     if first is None:
-        remedy = "put a first file there: its columns say what the ids are"
+        remedy = "put a first file there: its columns declare the types of the ids"
         raise DataError("holds no file yet that can be opened", where=dataset.uri, remedy=remedy)
     only = [file_below(first, located(dataset.uri, first))]
     return Source(dataset.uri, None, dataset.filter, only=only, ids=dataset.id_columns)

@@ -25,7 +25,7 @@ SPLIT_SEED = 0x5EED
 
 
 def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> npt.NDArray[np.uint8]:
-    """Split by hash of the pair: rows with equal keys fall on one side, whatever the order and number of rows."""
+    """Split by hash of the pair: rows with equal keys get the same split, whatever the order and number of rows."""
     with np.errstate(over="ignore"):
         uniform = unit_interval(mix(pair_keys + np.uint64(derive_key(seed))))
     sides = np.full(len(pair_keys), TRAIN, dtype=np.uint8)

@@ -1,8 +1,9 @@
 """A folder whose files are read as they appear: finds the next file, and detects late and changed files. Torch-free.
 
-Files are read in the sorted order of their paths below the folder, compared part by part. A file is late if it appears
-after the reading of a file that sorts behind it has begun. A file that cannot be opened counts as still being written,
-and the reader waits for it. Files are skipped if their name begins with ``.`` or ``_``, or no reader has their ending.
+Files are read in the sorted order of their paths below the folder, compared part by part. A file is late if a
+file that sorts after it was already being read when it appeared. A file that cannot be opened counts as still being
+written, and the reader waits for it. Files are skipped if their name begins with ``.`` or ``_``, or no reader has their
+ending.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ class FollowedFolder:
         """Return True if a file exists, is not empty and can be opened.
 
         Raises:
-            DataError: the file is unreadable or empty although, by the marker, nobody writes it any more.
+            DataError: the file is unreadable or empty although the marker file says that all files are complete.
         """
         path = self._there[parts]
         try:
@@ -254,13 +255,13 @@ class FollowedFolder:
         return False
 
     def _tell_unreadable(self, parts: tuple[str, ...], problem: str) -> None:
-        """Warn once about a file that could not be opened for a while; the files behind it wait for it."""
+        """Warn once about a file that could not be opened for a while; the files after it are not read before it."""
         if self._unreadable is None or self._unreadable[0] != parts:
             self._unreadable = (parts, time.monotonic(), problem)
         elif time.monotonic() - self._unreadable[1] > UNREADABLE_SECONDS and parts not in self._told_unreadable:
             self._told_unreadable.add(parts)
             self._note(
-                f"{'/'.join(parts)} cannot be opened, and files behind it wait: {problem}; write it to its end, or "
+                f"{'/'.join(parts)} cannot be opened, and the files after it wait: {problem}; finish writing it, or "
                 "remove it"
             )
 

@@ -142,7 +142,7 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
     notes += [f"left out: {source.uri}, column '{c.name}': {why}" for c in columns.values() if (why := _unreadable(c))]
     if source.passed_over:
         shown = ", ".join(source.passed_over[:3]) + (", ..." if len(source.passed_over) > 3 else "")
-        notes.append(f"passed over: {len(source.passed_over)} files whose endings are of no format: {shown}")
+        notes.append(f"passed over: {len(source.passed_over)} files whose endings belong to no format: {shown}")
     unfit = [column for column in columns.values() if _is_no_label(column)]
     notes += [f"left out: '{column.name}', which is named like a label: {_as_label(column)}" for column in unfit]
     label, label_column = _label(columns)
@@ -179,7 +179,7 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
         if c.name not in used and _is_number(c)
     ]
     notes += [
-        f"left out: '{c.name}', which holds times; as categories, each as it is written: {c.name}: {{type: id}}"
+        f"left out: '{c.name}', which holds times; to use each text as a category: {c.name}: {{type: id}}"
         for c in columns.values()
         if c.name not in used and pa.types.is_temporal(c.type) and not source.reader.has_types
     ]
@@ -360,7 +360,7 @@ def _is_number(column: _Column) -> bool:
 
 
 def _is_fraction(type_: pa.DataType) -> bool:
-    """Return True for a decimal type with digits behind the point; decimals without such digits are integers."""
+    """Return True for a decimal type with digits after the point; decimals without such digits are integers."""
     return bool(pa.types.is_decimal(type_)) and type_.scale != 0
 
 

@@ -29,7 +29,7 @@ _HASH = re.compile(r"[0-9a-fA-F]{16,}")
 
 @dataclass
 class KeyMatches:
-    """Number of keys that were looked up, nulls left out, and of those that were found.
+    """Number of keys that were looked up, without nulls, and number of keys that were found.
 
     ``unknown``: the first distinct keys that were not found, as text.
     """
@@ -78,7 +78,7 @@ def likely_reason(unknown: Sequence[str], there: pa.Array) -> str | None:
         # A conversion that makes different keys equal explains nothing.
         reduced = pc.unique(alike(asked))
         if len(reduced) >= _ENOUGH * len(asked) and _share(reduced, alike(known)) >= _ENOUGH:
-            return f"they are alike but for {words}"
+            return f"they are equal except for {words}"
     return None
 
 

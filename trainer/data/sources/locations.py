@@ -66,7 +66,7 @@ def local_path(uri: str) -> Path:
 
 
 def beside(uri: str, dataset_uri: str) -> str:
-    """Return the uri of the file of a join or graph; a mere name is a file beside the dataset's, in the same folder."""
+    """Return the uri of the file of a join or graph; a name without a slash is a file in the dataset's folder."""
     if "/" in uri:
         return uri
     if is_object(dataset_uri):
@@ -75,7 +75,7 @@ def beside(uri: str, dataset_uri: str) -> str:
 
 
 def opened(path: FilePath) -> Any:
-    """Return a source for Arrow's readers: a local path as it is, or an opened object of which ranges can be read."""
+    """Return a source for Arrow's readers: a local path unchanged, or an opened object that can be read by ranges."""
     if isinstance(path, Path):
         return path
     with reaching(str(path)):
@@ -143,7 +143,7 @@ def located(uri: str, parts: tuple[str, ...]) -> FilePath:
 
 
 def as_it_is(path: FilePath) -> FilePath:
-    """Return a file with its present size and time of change; an object given has those of when it was listed.
+    """Return a file with its present size and time of change; those in ``path`` date from when it was listed.
 
     Raises:
         FileNotFoundError: the file does not exist, or this machine does not see it yet.

@@ -450,5 +450,5 @@ def _are_numbers(texts: Sequence[str]) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """Return True if the value of a ``key=value`` folder is written in digits alone and fits int64."""
+    """Return True if the value of a ``key=value`` folder consists of digits and fits int64."""
     return text.isascii() and text.isdigit() and len(text.lstrip("0")) <= 19 and int(text) < 2**63

@@ -37,7 +37,7 @@ UNITS = {
 }
 """Units of times given as numbers since 1970: units per second, and the range of numbers that are read in the unit.
 
-The range is its first number (of 1990) and the number behind its last (2033); the ranges do not overlap.
+A range is its first number (in 1990) and the number after its last (in 2033); the ranges do not overlap.
 """
 
 _WRITTEN_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"

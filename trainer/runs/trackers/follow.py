@@ -66,9 +66,9 @@ class Follower:
             except TrackerUnusableError as error:
                 self._say(f"no {self.spec.kind}: {error}")
                 return
-            except Exception as error:  # whatever it is, it is not the run's
+            except Exception as error:  # no error of a tracker may end the run
                 if not is_told:
-                    self._say(f"{self.spec.kind} is away, tried again later: {type(error).__name__}: {error}")
+                    self._say(f"{self.spec.kind} cannot be reached, tried again later: {type(error).__name__}: {error}")
                 is_told = True
                 # The tracker may have received points without an answer: the next try asks for its last steps.
                 self.close()

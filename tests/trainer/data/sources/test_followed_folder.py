@@ -113,7 +113,7 @@ def test_a_file_without_its_end_is_waited_for_and_told_of_after_a_while(tmp_path
     monkeypatch.setattr(followed_folder, "UNREADABLE_SECONDS", 0.0)
     assert names(folder) == names(folder) == []
     (note,) = notes
-    assert note.startswith("a.parquet cannot be opened, and files behind it wait: ")
+    assert note.startswith("a.parquet cannot be opened, and the files after it wait: ")
     assert folder.lag(0).files == 2
     path.write_bytes(whole)
     assert names(folder) == ["a.parquet", "b.parquet"]

@@ -315,7 +315,7 @@ def test_an_item_table_with_text_makes_the_items_of_the_rows_text(dataset_spec, 
     assert data.vocabulary("item").to_pylist() == ["7", "8"]
     assert data.catalogue is not None
     assert data.catalogue.ids.to_pylist() == ["7", "007", "8"]
-    assert "ids of item are text, since one of its columns has more than integers" in said
+    assert "ids of item are text, since one of its columns has values that are no integers" in said
 
 
 def test_a_column_of_text_makes_the_table_that_it_shares_text(dataset_spec, job_spec, tmp_path):
@@ -408,6 +408,6 @@ def test_a_proposal_says_what_is_text(tmp_path):
     assert set(proposal.document["features"]) == {"user", "item", "count"}
     assert proposal.notes == (
         "'item' is text: not every value is written as an integer is, such as '00000'",
-        "left out: 'released', which holds times; as categories, each as it is written: released: {type: id}",
+        "left out: 'released', which holds times; to use each text as a category: released: {type: id}",
     )
     proposal.document["features"]["released"] = {"type": "id"}

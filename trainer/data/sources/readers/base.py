@@ -42,7 +42,7 @@ class Reader(ABC):
     remedy: ClassVar[str]
     """Advice in the error for a file that cannot be read."""
     reads_fields: ClassVar[bool] = False
-    """True if :meth:`read_batches` accepts a column ``a.b``, and yields the struct ``a`` with its field ``b`` alone."""
+    """True if :meth:`read_batches` accepts a column ``a.b``, and yields the struct ``a`` with only its field ``b``."""
 
     def __init__(self, paths: Sequence[FilePath]):
         self.paths = tuple(paths)

@@ -157,7 +157,7 @@ class CsvReader(TextReader):
             raise self.unreadable(path, f"row {first_row + pc.index(found, True).as_py()} repeats the line of names")
 
     def _quoted(self, path: FilePath) -> re.Pattern[bytes]:
-        """Return the pattern of quoted fields: group 1 is the closing quote, with any stray character behind it.
+        """Return the pattern of quoted fields: group 1 is the closing quote, with any stray character after it.
 
         A quote opens a quoted field only if it is the field's first character.
         """
@@ -181,7 +181,7 @@ class CsvReader(TextReader):
                     elif field[1] is None:
                         why = "is not closed"
                     elif len(field[1]) > 1 and (breaks := _num_lines(field[0])):
-                        why = f"closes {breaks} lines below, with text behind it: one of the two is no quote of a field"
+                        why = f"closes {breaks} lines below, with text after it: one of both is no quote of a field"
                     if why:
                         return f"the quote that opens in line {line + _num_lines(text[: field.start()])} {why}"
                 line += _num_lines(text[:kept])

@@ -103,7 +103,7 @@ class IcebergTable(TableFormat):
         numbers = {name: int(match[1]) for name in there if (match := _VERSION.match(name))}
         latest = sorted(name for name in there if numbers.get(name) == max(numbers.values(), default=None))
         if len(latest) != 1:
-            what = f"is a table of {{name}} of which {' and '.join(latest) or 'no file'} may be the latest metadata"
+            what = f"is a table of {{name}}, and {' and '.join(latest) or 'no file'} may be its latest metadata"
             raise self.refused(uri, what, "remove what its catalog does not name")
         return there[latest[0]]
 

@@ -62,7 +62,7 @@ class FollowedTopic:
             self._replay()
 
     def pieces_until(self, number: int) -> list[Segment]:
-        """Return segment ``number``, the one before it, and the recorded segments behind it."""
+        """Return segment ``number``, the one before it, and the recorded segments after it."""
         with self._lock:
             self._taken = {one: segment for one, segment in self._taken.items() if one >= number - 1}
             self._journal.forget_before(number)
@@ -205,5 +205,5 @@ def _another(uri: str, partition: int, what: str) -> DataError:
     return DataError(
         f"the topic is not the one that was read: {what}",
         where=f"{uri}, partition {partition}",
-        remedy="bring it back, or start a new job: a topic that was made anew has other messages at the same offsets",
+        remedy="bring it back, or start a new job: a topic created again has other messages at the same offsets",
     )

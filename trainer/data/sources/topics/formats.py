@@ -150,7 +150,7 @@ class ArrowStream(MessageFormat):
             table.validate(full=True)
             lacking = [name for name in self.schema.names if table.schema.names.count(name) != 1]
             if lacking:
-                raise UnreadableError(f"no column '{lacking[0]}', or several of that name")
+                raise UnreadableError(f"no column '{lacking[0]}', or several with that name")
             tables.append(table.select(self.schema.names).cast(self.schema))
         return pa.concat_tables(tables), [table.num_rows for table in tables]
 

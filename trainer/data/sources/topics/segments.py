@@ -100,7 +100,7 @@ class Journal:
         self._write([one for one in self.read().values() if one.number >= number - self.KEPT])
 
     def forget_behind(self, number: int) -> None:
-        """Remove the segments after ``number``, if there are any; their offsets will be chosen anew."""
+        """Remove the segments after ``number``, if there are any; their offsets will be chosen again."""
         known = self.read().values()
         kept = [one for one in known if one.number <= number]
         if len(kept) < len(known):

@@ -370,7 +370,7 @@ def test_files_that_no_reader_knows_are_told(tmp_path):
     pq.write_table(rows_table(), tmp_path / "a.parquet")
     for other in ("b.csv.bz2", "part-0001", "_SUCCESS", ".a.parquet.crc"):
         (tmp_path / other).write_text("rows?")
-    assert "passed over: 2 files whose endings are of no format: b.csv.bz2, part-0001" in propose(tmp_path).notes
+    assert "passed over: 2 files whose endings belong to no format: b.csv.bz2, part-0001" in propose(tmp_path).notes
     (tmp_path / "b.csv.bz2").unlink()
     (tmp_path / "part-0001").unlink()
     assert not any("passed over" in note for note in propose(tmp_path).notes)
