@@ -318,6 +318,6 @@ def test_a_full_disk_leaves_nothing_half_fetched(storage: RunStorage, tmp_path: 
 def test_a_full_directory_keeps_what_it_has(tmp_path: Path) -> None:
     storage = open_storage(tmp_path.as_uri())
     storage.put_if_absent("a", b"a")
-    with full_disk(1 << 9), pytest.raises(StorageError, match="see that the directory is mounted and has room"):
+    with full_disk(1 << 9), pytest.raises(StorageError, match="check that the directory is mounted and has space"):
         storage.put_if_absent("b", bytes(1 << 10))
     assert storage.list("") == [StoredFile("a", 1)]

@@ -33,7 +33,7 @@ class BackgroundSaver:
     Attributes:
         failed: True if the last save could not be written; the next call of :meth:`save`, :meth:`wait` or
             :meth:`close` raises the reason. Ranks may learn of it at different steps, so they should agree first.
-        stall_seconds: seconds for which the last :meth:`save` held its caller up.
+        stall_seconds: seconds that the caller of the last :meth:`save` had to wait.
         total_stall_seconds: the same, summed over all saves.
         num_saves: number of calls of :meth:`save` that began a save.
         staged_bytes: bytes of the copies in memory: STAGED_COPIES times this rank's rows and state. They are kept

@@ -114,8 +114,8 @@ def _best(run: Run) -> Checkpoint:
         kept = ", ".join(f"epoch {epoch} ({metric} {epochs.get(epoch, math.nan):.5f})" for epoch in sorted(there))
         raise CheckpointError(
             f"epoch {best} was the best ({metric} {epochs[best]:.5f}), and its checkpoint is not kept (there are "
-            f"{kept or 'none of whole epochs'}): use last or a step, and for the next run set checkpoint.every_steps "
-            "to the steps of an epoch and keep_last to the number of epochs"
+            f"{kept or 'none at the end of an epoch'}): use last or a step, and for the next run set "
+            "checkpoint.every_steps to the steps of an epoch and keep_last to the number of epochs"
         )
     return _whole(there[best])
 

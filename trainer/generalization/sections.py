@@ -214,8 +214,8 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> Itera
                 "Complexity by norms: a bound on the empirical Rademacher complexity of an MLP over embeddings by the "
                 "Frobenius norms of its layers and tables (Li and Lyu, preliminaries), for `dnn` without numbers. It "
                 "is that of the logit; above 1 it says nothing about the gap, and serves only to compare jobs. "
-                "Massart: the complexity of as many functions as the parameters' bits can encode (section 5); above 1 it says "
-                "nothing either.",
+                "Massart: the complexity of as many functions as the parameters' bits can encode (section 5); above 1 "
+                "it says nothing either.",
             ),
         )  # fmt: skip
 
@@ -299,7 +299,7 @@ def _claims(measured: Mapping[str, Record]) -> list[Verdict]:
         ratio, relative = (rescaled[name] / plain[name] for name in ("lambda_max", "relative lambda_max"))
         same = one["rescaling"]["largest change of a loss"] < 1e-9
         holds = same and abs(relative - 1) < 0.01 and not 0.5 < ratio < 2
-        text = f"{label}: rescaled layers are the same function with another sharpness, and the same relative one"
+        text = f"{label}: rescaled layers compute the same function and keep the relative sharpness, not the sharpness"
         verdicts.append(verdict(text, holds, f"lambda_max times {ratio:.3g}, relative lambda_max times {relative:.4f}"))
     return verdicts
 

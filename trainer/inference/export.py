@@ -58,7 +58,7 @@ def export(run_dir: Path | str, directory: Path | str | None = None, *, checkpoi
         checkpoint: ``best``, ``last`` or a step.
 
     Raises:
-        SpecError: the directory is not that of a run.
+        SpecError: the directory is no run directory.
         CheckpointError: there is no such checkpoint, or it is damaged.
         DataError: the directory exists, a joined file is missing, or no directory is given and the run has no storage.
         FileExistsError: the storage has the folder already.

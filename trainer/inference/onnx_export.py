@@ -150,7 +150,7 @@ def write_program(part: DensePart, path: Path) -> None:
     sizes = {name: torch.export.Dim(name) for one in free.values() for name in one.values()}
     shapes = tuple({axis: sizes[name] for axis, name in free[given].items()} for given in part.inputs)
     with warnings.catch_warnings():
-        # torch.nn.GRU keeps a list of its parameters beside them, and makes it anew when it is traced.
+        # torch.nn.GRU keeps a separate list of its parameters, which tracing replaces; torch warns about that.
         warnings.filterwarnings("ignore", message=r".*_flat_weights\[", category=UserWarning)
         program = torch.export.export(part, part.example(), dynamic_shapes={"inputs": shapes})
     # Remove the examples, which would be stored as a pickle; weights are stored as bytes.

@@ -76,7 +76,7 @@ class Predictor(RowScorer):
         notes: remarks on the checkpoint for the user, in words.
 
     Raises:
-        SpecError: the directory is not that of a run.
+        SpecError: the directory is no run directory.
         CheckpointError: there is no such checkpoint, or it is damaged.
 
     Example:
@@ -311,7 +311,7 @@ def run_of(run_dir: Path | str) -> Run:
     """Return the run in a directory that a user named.
 
     Raises:
-        SpecError: The directory is not that of a run.
+        SpecError: The directory is no run directory.
     """
     if not (Path(run_dir) / RUN_FILE).is_file():
         raise SpecError(str(run_dir), [FieldProblem("", f"is no run directory: it has no {RUN_FILE}")])

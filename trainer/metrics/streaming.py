@@ -31,7 +31,7 @@ _UPPER_SHIFT = 17  # the lower half of the key, and the label
 
 
 class RankGroup:
-    """Collective operations of the ranks that share a split; ``group``: None for one rank alone."""
+    """Collective operations of the ranks that share a split; ``group``: None if there is only one rank."""
 
     def __init__(self, group: dist.ProcessGroup | None):
         self._group = group
@@ -83,7 +83,7 @@ def unpacked(keys: Int64s) -> npt.NDArray[np.float64]:
 def pieces(packed: Int64s, group: dist.ProcessGroup | None, piece_rows: int = PIECE_ROWS) -> Iterator[Counts]:
     """Yield on rank 0 counts of all ranks' rows, in pieces of ascending score; on others, empty counts. Collective.
 
-    ``packed``: this rank's rows (:func:`packed_rows`). ``group``: None for one rank alone.
+    ``packed``: this rank's rows (:func:`packed_rows`). ``group``: None if there is only one rank.
     """
     edges = np.searchsorted(packed, np.arange(_UPPER + 1, dtype=np.int64) << _UPPER_SHIFT)
     everyone = np.diff(edges)
@@ -139,7 +139,7 @@ def at_owners(what: str, columns: Int64s, keys: Int64s, group: dist.ProcessGroup
     """Exchange ``columns`` [c, n] so that each is on the rank ``key % world_size`` of its key. Collective.
 
     ``keys``: int64 [n], at least 0. Returns the columns, from all ranks, whose keys this rank owns, [c, m]. Memory:
-    twice that of the given columns, plus the returned ones.
+    two copies of the given columns, and the returned ones.
     """
     world_size = dist.get_world_size(group)
     owner = keys % world_size

@@ -94,7 +94,7 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, ResourceError):
         return Failure("no_resources", message, "see `evenkeel doctor`", retryable=True)
     if isinstance(error, ServiceAwayError):
-        remedy = "see that EVENKEEL_INTERNAL_URL leads from the cluster to the service; what was trained is kept"
+        remedy = "check that the cluster reaches the service at EVENKEEL_INTERNAL_URL; the checkpoints are kept"
         return Failure("service_away", message, remedy, retryable=True)
     if isinstance(error, StorageError):
         return Failure("storage", message, "see the message; files stored before are kept", retryable=True)
@@ -115,7 +115,7 @@ def classify(error: BaseException) -> Failure:
     if type(error).__name__ == "StoreBusy":
         return Failure("store_busy", message, "end the writer that is stuck; what was trained is kept", True)
     if type(error).__name__ == "StoreUnavailable":
-        remedy = "see that the store's server is up and takes writes; what was trained is kept"
+        remedy = "check that the store's server runs and accepts writes; the checkpoints are kept"
         return Failure("store_away", message, remedy, retryable=True)
     if isinstance(error, PermissionError):
         return Failure("not_permitted", message, "let the user that the run has read and write there, then retry")

@@ -360,9 +360,9 @@ class _Matching:
             notes.append(f"init_from: vectors have {after} columns, of which the first {before} are the parent's")
             if self._job.publish is not None:
                 notes.append(
-                    f"publish: no rotation leads from {before} coordinates to {after}: if the served version of "
-                    f"'{self._job.publish.collection}' has {before}, the gate holds the new one, which begins "
-                    "an anchor generation; publish to another collection to leave consumers as they are"
+                    f"publish: no rotation maps {before} coordinates to {after}: if the served version of "
+                    f"'{self._job.publish.collection}' has {before}, the gate holds the new version, which "
+                    "begins a new anchor generation; to change nothing for consumers, publish to another collection"
                 )
         return Inheritance(
             self._features,

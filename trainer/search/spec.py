@@ -33,7 +33,9 @@ NOT_SEARCHED = {
     "epochs": "the scheduler compares trials epoch by epoch",
 }
 """Fields of a job that are no hyperparameters, with the reason."""
-_NO_NUMBER = FieldProblem("metric", "the job only measures tables", "name a number in evaluation.metrics")
+_NO_NUMBER = FieldProblem(
+    "metric", "the job's only metrics are tables, not numbers", "name a number in evaluation.metrics"
+)
 
 # The golden section, which makes a number between whole ends that is not whole.
 _NOT_WHOLE = (3 - 5**0.5) / 2

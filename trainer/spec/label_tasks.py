@@ -141,14 +141,14 @@ def in_topological_order(given: Mapping[str, str], names: Iterable[str]) -> Iter
     ``given``: the label that each label depends on, by label. ``names``: all labels.
 
     Raises:
-        ValueError: labels depend on each other in a circle.
+        ValueError: the labels' ``given`` form a cycle.
     """
     done = {name for name in names if name not in given}
     left = dict(given)
     while left:
         ready = [name for name, parent in left.items() if parent in done]
         if not ready:
-            raise ValueError(f"given goes in a circle: {', '.join(left)}")
+            raise ValueError(f"given forms a cycle: {', '.join(left)}")
         for name in ready:
             done.add(name)
             yield name, left.pop(name)

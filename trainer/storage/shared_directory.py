@@ -84,7 +84,7 @@ class SharedDirectory:
             raise MissingFileError(f"{self.uri}/{name}: there is no such file") from error
         except OSError as error:
             raise StorageError(
-                f"{self.uri}/{name}: {error.strerror or error}: see that the directory is mounted and has room"
+                f"{self.uri}/{name}: {error.strerror or error}: check that the directory is mounted and has space"
             ) from error
 
 

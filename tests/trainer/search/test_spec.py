@@ -108,7 +108,11 @@ def test_every_value_is_checked_against_the_job(space, message):
             "metric: trials compare on validation rows after each epoch",
         ),
         ({"metric": "ece"}, {}, "metric: the job does not measure ece: use one of auc, logloss, or name it in"),
-        ({}, {"evaluation": {"metrics": ["calibration"]}}, "metric: the job only measures tables: name a number in"),
+        (
+            {},
+            {"evaluation": {"metrics": ["calibration"]}},
+            "metric: the job's only metrics are tables, not numbers: name a number in",
+        ),
         ({}, {"init_from": {"job": "abc"}}, "init_from: trials begin from initial values: leave it out of the job"),
     ],
 )

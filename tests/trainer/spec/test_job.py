@@ -386,7 +386,9 @@ def test_graphs_are_of_the_table_that_the_feature_reads() -> None:
     for feature in ("item", "history"):
         job = parse_job(changed(JOB, "sse", {feature: {"graph": "alike", "rho": 20}}))
         assert job.against(dataset).sse[feature].rho == 20
-    with pytest.raises(ValueError, match=r"sse.user.graph: graph 'alike' is of table 'item', .* reads table 'user'"):
+    with pytest.raises(
+        ValueError, match=r"sse.user.graph: graph 'alike' belongs to table 'item', .* reads table 'user'"
+    ):
         parse_job(changed(JOB, "sse", {"user": {"graph": "alike"}})).against(dataset)
 
 

@@ -70,7 +70,7 @@ def limits_by_time(plan: DataPlan, order: npt.NDArray[Any]) -> splits.TimeLimits
         last = int((order == high).sum())
         raise DataError(
             f"a split by time leaves no rows for {' and '.join(empty)}: times are from {shown[0]} to {shown[1]}, and "
-            f"{last:,} of {len(order):,} rows have the last; rows of equal times fall on one side",
+            f"{last:,} of {len(order):,} rows have the last; rows of equal times get the same split",
             where=f"{plan.source.uri}, column '{column}'",
             remedy="name a column with finer times, set other shares in evaluation.split, or split by another kind",
         )

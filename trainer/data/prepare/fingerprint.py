@@ -140,7 +140,7 @@ def fingerprint_of(plan: DataPlan, base: WarmStart, files: Files) -> str:
 
 
 def _has_days_of_times(source: Source) -> bool:
-    """Return True if partition days are of instants in a zone, False if they are dates as written."""
+    """Return True if partition days are computed from instants and a time zone, False if they are dates as written."""
     if source.window is None:
         return False
     column = source.window.column

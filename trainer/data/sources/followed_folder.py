@@ -271,7 +271,7 @@ class FollowedFolder:
 
 
 class EndOfFolder(Exception):
-    """Signal that the folder has the marker of its end, and that every file before it was read."""
+    """Signal that the folder has its end marker, and that all files were read."""
 
 
 def first_file(uri: str, follow: Follow) -> tuple[str, ...] | None:
@@ -279,7 +279,7 @@ def first_file(uri: str, follow: Follow) -> tuple[str, ...] | None:
     try:
         taken = FollowedFolder(uri, follow).next(0)
     except EndOfFolder:
-        raise DataError("holds the marker of its end and no file", where=uri, remedy="put the data there") from None
+        raise DataError("has the end marker but no file", where=uri, remedy="put the data there") from None
     return None if taken is None else taken.parts
 
 

@@ -74,7 +74,7 @@ class WrittenIds:
     Attributes:
         type: null, int64, float64 (whole numbers, some written 17.0) or string.
         is_number_like: True if every value can be parsed as a number.
-        example: a value because of which the column is not one of integers.
+        example: a value that is no integer.
     """
 
     def __init__(self) -> None:

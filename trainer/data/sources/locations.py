@@ -193,8 +193,8 @@ def reaching(where: str) -> Iterator[None]:
         raise (DataAwayError if away else DataError)(
             f"the object storage did not return it: {str(error).splitlines()[0]}",
             where=where,
-            remedy="see that the bucket is there and that the credentials in the environment may read it; a server "
-            "that is not Amazon's is named by AWS_ENDPOINT_URL",
+            remedy="check that the bucket exists and that the credentials in the environment may read it; "
+            "AWS_ENDPOINT_URL names a server other than Amazon's",
         ) from error
 
 

@@ -57,7 +57,7 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(where, "the context comes from a parent", "name the parent in init_from")
     if swapped:
         yield FieldProblem(
-            where, f"sse of {', '.join(swapped)} would train frozen rows by swaps", "leave one of them out"
+            where, f"sse of {', '.join(swapped)} would change frozen rows through swapped ids", "leave one of them out"
         )
     if spec.regularizers.meda:
         yield FieldProblem(where, "regularizers.meda would reset frozen rows at each epoch", "leave one of them out")

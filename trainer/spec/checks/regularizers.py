@@ -91,7 +91,7 @@ def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[Fie
         if table != of:
             yield FieldProblem(
                 "regularizers.laplacian.graph",
-                f"graph '{laplacian.graph}' is of table '{of}', the feature reads table '{table}'",
+                f"graph '{laplacian.graph}' belongs to table '{of}', the feature reads table '{table}'",
                 f"name a graph whose of is '{table}'",
             )
 

@@ -234,7 +234,7 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
             if table != of:
                 yield FieldProblem(
                     f"sse.{feature}.graph",
-                    f"graph '{sse.graph}' is of table '{of}', the feature reads table '{table}'",
+                    f"graph '{sse.graph}' belongs to table '{of}', the feature reads table '{table}'",
                     f"name a graph whose of is '{table}'",
                 )
     yield from name_fit_problems(job, dataset)

@@ -246,7 +246,7 @@ def test_what_cannot_be_followed_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     assert first_file(str(tmp_path / "empty"), Follow()) is None
     (tmp_path / "empty" / "_END").touch()
-    with pytest.raises(DataError, match="holds the marker of its end and no file"):
+    with pytest.raises(DataError, match="has the end marker but no file"):
         first_file(str(tmp_path / "empty"), Follow(until="_END"))
     table = tmp_path / "table"
     (table / "_delta_log").mkdir(parents=True)

@@ -87,11 +87,11 @@ def test_datasets_that_contradict_themselves(changes, message):
         ),
         (
             {"model": {"kind": "esmm", "tasks": {"buy": {"given": "click"}, "click": {"given": "buy"}}}}, {},
-            "model.tasks: given goes in a circle: buy, click: leave one of them out",
+            "model.tasks: given forms a cycle: buy, click: leave one of them out",
         ),
         (
             {"model": {"kind": "esmm", "tasks": {"buy": {"given": "buy"}}}}, {},
-            "model.tasks: given goes in a circle: buy: leave",
+            "model.tasks: given forms a cycle: buy: leave",
         ),
         (
             {"model": {"kind": "esmm", "tasks": {"count": {"given": "click"}}}},

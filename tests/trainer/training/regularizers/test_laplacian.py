@@ -167,7 +167,7 @@ def test_what_has_no_meaning_is_refused(dataset, small):
     for laplacian, told in (
         ({"feature": "nobody", "graph": "friends"}, "no such feature 'nobody'"),
         ({"feature": "user", "graph": "foes"}, "has no 'foes'"),
-        ({"feature": "item", "graph": "friends"}, "is of table 'user', the feature reads table 'item'"),
+        ({"feature": "item", "graph": "friends"}, "belongs to table 'user', the feature reads table 'item'"),
     ):
         with pytest.raises(ValueError, match=told):
             job_of(small, regularizers={"laplacian": laplacian}).against(dataset)

@@ -83,7 +83,7 @@ class TableFormat(ABC):
             raise
         except Exception as error:  # Libraries raise errors of their own, many without a common base class.
             what = f"cannot be read as a table of {{name}}: {type(error).__name__}: {str(error).splitlines()[0]}"
-            raise self.refused(uri, what, "see that the table is whole") from error
+            raise self.refused(uri, what, "check that the table is complete") from error
         if not found.files:
             raise DataError(f"is a table of {self.name} without rows", where=uri, remedy="point at data with rows")
         return found
@@ -96,7 +96,9 @@ class TableFormat(ABC):
 
     def outside(self, uri: str, path: str) -> DataError:
         """Return the error for a file that the log names and the folder does not have."""
-        return self.refused(uri, f"its log names {path}, which is not in the folder", "see that the table is whole")
+        return self.refused(
+            uri, f"its log names {path}, which is not in the folder", "check that the table is complete"
+        )
 
     def library(self) -> Any:
         """Return the imported library; :meth:`snapshot` has checked that it is installed."""

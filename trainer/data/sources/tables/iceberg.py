@@ -30,7 +30,7 @@ class IcebergReader(Reader):
 
     name = "Iceberg"
     suffixes = ()
-    remedy = "see that the table is whole, or write its rows as plain Parquet files"
+    remedy = "check that the table is complete, or write its rows as plain Parquet files"
 
     def __init__(self, paths: Sequence[FilePath], table: Any, tasks: Mapping[FilePath, Any]):
         super().__init__(paths)

@@ -242,7 +242,7 @@ class KafkaTopic:
             raise DataAwayError(
                 f"the brokers did not answer for {limit:g} seconds: {problem}",
                 where=self.uri,
-                remedy="the job is tried again from its checkpoint; see that the brokers run and that the topic exists",
+                remedy="the job is tried again from its checkpoint; check that the brokers run and the topic exists",
             )
         if not self._is_told and seconds > min(TELL_SECONDS, limit / 2):
             self._is_told = True
