@@ -247,8 +247,8 @@ class _Matching:
                 "model.embedding_dim",
                 f"the parent was trained with {self._dims[0]}, the job asks for {self._dims[1]}, and products of "
                 "columns that all begin at zero never learn",
-                f"use {self._dims[0]}, have a feature of ids whose table no other one reads and init of kind hash or "
-                "normal, or leave init_from out",
+                f"use {self._dims[0]}, use a feature of ids that shares its table with no other feature, with init of "
+                "kind hash or normal, or leave init_from out",
             )
         if not self._fresh:
             yield from self._unsilent()

@@ -143,7 +143,7 @@ def cluster_gpus(address: str) -> list[int]:
     code = _NODES.format(address=address)
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        # Ray itself takes a minute to find out that nobody is there.
+        # Ray itself takes a minute to find out that no server answers at the address.
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except ValueError:
         raise OSError(f"'{address}' is not HOST:PORT") from None

@@ -271,7 +271,7 @@ def _fullest_rank(job: JobSpec, rows: Mapping[str, int]) -> tuple[dict[str, Tabl
         loads = [load + share for load in loads]
         for held in shapes:
             held.append(shape)
-    # Whole tables go to the rank that holds least, largest first: what the planner's balance comes to.
+    # Whole tables go to the rank that holds least, largest first. The planner's balance has about the same result.
     for share, shape in sorted(whole, reverse=True):
         emptiest = loads.index(min(loads))
         loads[emptiest] += share

@@ -136,7 +136,7 @@ class DatasetRef(Spec):
 
 
 class InitFrom(Spec):
-    """Warm start from the job behind a published version, or from a job.
+    """Warm start from the job that published a collection's version, or from a named job.
 
     ``retire_after_runs``: number N of runs. An id that occurs in the data of none of the last N runs of the chain of
     warm starts, this one included, loses its row. Without it no id loses its row.

@@ -81,7 +81,7 @@ class FolderRows:
 
 
 def _is_still(taken: Taken, path: FilePath) -> bool:
-    """Return True if a file exists and still has the size and time of change of when its reading began."""
+    """Return True if a file exists and still has the size and modification time that it had when its reading began."""
     try:
         return taken.is_still(as_it_is(path))
     except FileNotFoundError:

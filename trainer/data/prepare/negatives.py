@@ -141,7 +141,7 @@ class UnseenUntil:
 
     Args:
         pairs: ``user * num_items + item``, in any order, repeats allowed [n].
-        times: times of the pairs [n]; None: all items count as had from the beginning.
+        times: times of the pairs [n]; None: the users count as having had all items from the beginning.
         num_users: users are in [0, num_users).
         num_items: items are in [0, num_items).
         weights: weight of each item, at least 1; None: 1.

@@ -61,7 +61,7 @@ class FeatherReader(ScannedReader):
         # Arrow takes the end of a truncated file for the end of the stream: rows would be missing, without an error.
         end = _CONTINUES + _STOPS if head.startswith(_CONTINUES) else _STOPS
         if not tail.endswith(end):
-            raise self.unreadable(path, "it is neither an Arrow file nor a stream with its end")
+            raise self.unreadable(path, "it is neither an Arrow file nor a complete Arrow stream")
         return True
 
     def _stream(self, path: FilePath) -> pa.ipc.RecordBatchStreamReader:

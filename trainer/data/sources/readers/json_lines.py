@@ -82,7 +82,7 @@ class JsonLinesReader(TextReader):
         for block in self._blocks(path):
             # Arrow parses recursively: deep nesting would overflow the stack and kill the process.
             if depth_of(block) > MAX_DEPTH:
-                raise self.unreadable(path, f"lists or objects lie more than {MAX_DEPTH} deep in one another")
+                raise self.unreadable(path, f"lists or objects are nested more than {MAX_DEPTH} deep")
             self._require_utf_8(block, path, first_row)
             try:
                 table = _read_json(block, self._schema_of(block, schema))

@@ -108,7 +108,7 @@ class JsonLines(MessageFormat):
         block = b"\n".join(lines)
         # Arrow parses recursively: deep nesting would overflow the stack and kill the process.
         if depth_of(block) > MAX_DEPTH:
-            raise UnreadableError(f"lists or objects lie more than {MAX_DEPTH} deep in one another")
+            raise UnreadableError(f"lists or objects are nested more than {MAX_DEPTH} deep")
         try:
             table = _read_json(block, self.schema)
         except pa.ArrowInvalid:

@@ -197,7 +197,9 @@ def test_a_stream_whose_writer_was_not_closed(tmp_path):
     with pa.OSFile(str(path), "wb") as file:
         writer = pa.ipc.new_stream(file, table.schema)
         writer.write_table(table, max_chunksize=97)
-    with pytest.raises(DataError, match=r"cannot be read as Feather: .*nor a stream with its end .*writer not closed"):
+    with pytest.raises(
+        DataError, match=r"cannot be read as Feather: .*nor a complete Arrow stream .*writer not closed"
+    ):
         column_names(path)
     write_stream(table, path)
     (chunk, *_) = Source(str(path)).stream(["item", "user"], 1000)
@@ -330,7 +332,7 @@ def test_lines_may_begin_with_a_byte_order_mark(tmp_path):
 def test_lines_that_would_exhaust_the_stack(opening, tmp_path):
     """A hundred thousand levels end the process where Arrow parses them."""
     (tmp_path / "rows.jsonl").write_text('{"user": [' + opening * 100_000)
-    with pytest.raises(DataError, match="more than 256 deep in one another"):
+    with pytest.raises(DataError, match="nested more than 256 deep"):
         column_names(tmp_path / "rows.jsonl")
 
 
