@@ -57,8 +57,10 @@ class SharedPreparedData:
 
     @contextlib.contextmanager
     def only_one(self, key: str, log: Callable[[str], Any]) -> Iterator[None]:
-        """Wait until no other process prepares ``key``. Dead processes do not block it, nor do
-        processes whose data are too large to keep."""
+        """Wait until no other process prepares ``key``.
+
+        Dead processes do not block others, nor do processes whose data are too large to keep.
+        """
         descriptor = os.open(self.folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
