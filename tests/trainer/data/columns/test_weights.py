@@ -75,7 +75,7 @@ def test_rows_are_multiplied_with_their_weights(tmp_path, pooling):
     [
         ([[0.5]], r"the weights \[0.5\] do not match the ids \['a', 'b'\]"),
         ([[0.5, -1.0]], r"at least 0"),
-        ([[0.5, None]], r"one for each id"),
+        ([[0.5, None]], r"one weight for each id"),
         ([[0.5, float("nan")]], r"row 0"),
     ],
 )

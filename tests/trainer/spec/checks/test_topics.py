@@ -44,7 +44,7 @@ def test_a_topic_is_followed_and_may_have_bad_rows():
 @pytest.mark.parametrize(
     ("changes", "field", "remedy"),
     [
-        ({"uri": "kafka://one:9092"}, "uri", "write it so"),
+        ({"uri": "kafka://one:9092"}, "uri", "use this form"),
         ({"uri": "kafka://me:secret@one:9092/clicks"}, "uri", "without user name and password"),
         ({"uri": "rows"}, "messages", "leave it out, or set uri: kafka://"),
         ({"messages": None}, "messages", "give messages.columns"),
