@@ -445,7 +445,7 @@ def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
         ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 1, "noise": "exact"}}}, "already has all of"),
         ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2, "explicit": "identity"}}}, "effect already"),
         ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 0}}}, "no dropout is left"),
-        ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2, "label_samples": 2}}}, "only output_hessian draws labels"),
+        ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2, "label_samples": 2}}}, "only output_hessian"),
         (
             {"regularizers": {"dropout": 0.1, "dropout_method": {**ALGORITHM_2, "sign_samples": 2}}},
             "only identity draws signs",
