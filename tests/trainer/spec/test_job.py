@@ -105,8 +105,8 @@ def test_specs_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "adamw"}, "optimizer.weight_decay: adamw is adam with it"),
-        ({"kind": "adagradw"}, "adagradw is adagrad with it"),
+        ({"kind": "adamw"}, "optimizer.weight_decay: without it, adamw is adam"),
+        ({"kind": "adagradw"}, "without it, adagradw is adagrad"),
         ({"kind": "adam", "weight_decay": 0.1}, "adam has none: use one of adamw, adagradw"),
         ({"kind": "adagrad", "first_touch": "literal"}, "rows of adagrad do not decay"),
         ({"kind": "sgd", "eps_inside_root": True}, "sgd has no root"),
@@ -210,7 +210,7 @@ def test_rows_are_not_clipped_where_ranks_have_parts_of_them(sharding: str) -> N
 
 
 def test_more_micro_batches_than_samples_are_refused() -> None:
-    with pytest.raises(SpecError, match="micro_batches: a batch of 8 has no 9 parts"):
+    with pytest.raises(SpecError, match="micro_batches: a batch of 8 cannot be cut into 9 parts"):
         parse_job(JOB | {"batch_size": 8, "micro_batches": 9})
 
 
@@ -335,7 +335,7 @@ def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) 
         ("sse.item", {"rho": 5}, "sse.item.rho: .* name the graph, or leave rho out"),
         ("sse.item", {"rho": 0.5, "graph": "trust"}, "greater than or equal to 1"),
         ("sse.label", {"graph": "trust"}, "sse.label.graph: labels have no graph"),
-        ("sse.label", {"include_unknown": True}, "sse.label.include_unknown: its labels are classes"),
+        ("sse.label", {"include_unknown": True}, "sse.label.include_unknown: class labels have no unknown id"),
         ("sse.item", {"walk": {"restart": 0.5}}, "sse.item.walk: a walk needs a graph and no rho"),
         ("sse.item", {"walk": {"restart": 0.5}, "graph": "trust", "rho": 2}, "sse.item.walk: a walk needs"),
         ("sse.item", {"walk": {"restart": 0}, "graph": "trust"}, "greater than or equal to 0.01"),

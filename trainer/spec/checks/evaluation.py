@@ -77,7 +77,9 @@ def _training_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     ranked = [name for name in spec.evaluation.metrics if ranking_parts(name) is not None or name in of_users]
     if ranked:
         yield FieldProblem(
-            "evaluation.training", f"{', '.join(ranked)} need users with held-out rows", "leave one of the two out"
+            "evaluation.training",
+            f"metrics of users need held-out rows: {', '.join(ranked)}",
+            "leave one of the two out",
         )
     if spec.evaluation.intervals is not None:
         yield FieldProblem("evaluation.training", "only held-out rows have intervals", "leave one of the two out")

@@ -172,7 +172,7 @@ def _method_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         yield FieldProblem(f"{where}.sign_samples", "only identity draws signs", "leave it out")
     if method.explicit in ("output_hessian", "identity") and (spec.model.draws_partner or spec.model.reads_labels):
         outputs = "several" if spec.model.reads_labels else "two"
-        yield FieldProblem(f"{where}.explicit", f"the loss of {kind} has {outputs} inputs", "use loss_jacobian")
+        yield FieldProblem(f"{where}.explicit", f"the loss of {kind} depends on {outputs} outputs", "use loss_jacobian")
     if method.explicit == "output_hessian" and not (
         spec.model.draws_partner or LOSSES[loss_of(spec)].has_output_hessian
     ):

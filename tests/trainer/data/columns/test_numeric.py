@@ -184,7 +184,7 @@ def test_bad_values_are_refused_with_their_row(tmp_path):
     ("feature", "said"),
     [
         ({"type": "id", "transform": "log1p"}, "transform is for dense features"),
-        ({"type": "dense", "shares": "user"}, "shares is of ids"),
+        ({"type": "dense", "shares": "user"}, "shares is for ids"),
         ({"type": "dense", "missing": "unknown"}, "missing: unknown is for ids"),
         ({"type": "id", "missing": 3.0}, "missing: 3.0 is for dense features"),
         ({"type": "id_list", "missing": "error"}, "missing: error is for single ids"),

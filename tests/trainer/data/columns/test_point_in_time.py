@@ -79,7 +79,7 @@ def test_times_of_other_units_are_not_compared(units, clicks, dataset_spec, job_
     rows = rows.append_column("ts", pa.array(seconds * units[0]))
     rows = rows.append_column("priced_at", pa.array((seconds + 86_400) * units[1]))
     job = job_spec(evaluation={"split": {"kind": "time"}})
-    with pytest.raises(DataError, match=r"'price' is in \w+ since .* rows in \w+, .*in one unit"):
+    with pytest.raises(DataError, match=r"'price' is in \w+ since .* rows' time is in \w+, .*in one unit"):
         prepare(dataset_spec(rows, features=FEATURES, order="ts"), job, tmp_path / "data")
 
 

@@ -77,7 +77,10 @@ def test_some_metrics_are_available_for_every_model(kind):
             {"model": {"kind": "bpr"}, "evaluation": {"training": True}},
             "evaluation.training: bpr trained by bpr has no label of its own for a training row",
         ),
-        ({"evaluation": {"metrics": ["auc", "gauc"], "training": True}}, "evaluation.training: gauc are of users"),
+        (
+            {"evaluation": {"metrics": ["auc", "gauc"], "training": True}},
+            "evaluation.training: metrics of users need held-out rows: gauc",
+        ),
         ({"model": {"kind": "dnn", "loss": "sampled_softmax"}}, "dnn has no sampled_softmax: use bce or mse or focal"),
         ({"model": {"kind": "dnn", "loss": "bpr"}}, "dnn has no bpr: use bce or mse or focal"),
         ({"model": {"kind": "mf", "loss": "focal"}}, "mf has no focal: use bce or mse"),

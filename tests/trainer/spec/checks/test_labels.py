@@ -158,7 +158,7 @@ def test_jobs_that_do_not_fit_the_labels(changes, dataset, message):
         ),
         (
             {"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 0, "explicit": "identity"}}},
-            "regularizers.dropout_method.explicit: mmoe's loss is of several outputs: use loss_jacobian",
+            "regularizers.dropout_method.explicit: the loss of mmoe depends on several outputs: use loss_jacobian",
         ),
         ({"publish": {"collection": "items", "feature": "item"}}, "the loss of mmoe does not determine its vectors"),
     ],

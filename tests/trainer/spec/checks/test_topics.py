@@ -75,7 +75,7 @@ def test_a_topic_that_is_described_wrongly_is_refused(changes, field, remedy):
 )  # fmt: skip
 def test_what_is_of_folders_alone_or_of_topics_alone_is_refused(settings, is_topic, field):
     dataset = dataset_of() if is_topic else dataset_of(uri="rows", messages=None)
-    with pytest.raises(InvalidFieldsError, match=rf"dataset.follow.{field}: it is of .*leave it out"):
+    with pytest.raises(InvalidFieldsError, match=rf"dataset.follow.{field}: it is for a .*leave it out"):
         following(**settings).against(dataset)
 
 
