@@ -249,7 +249,7 @@ def test_what_reads_no_vectors_says_so(log):
     only = {"user": {"type": "vector", "dim": 2}, "item": {"type": "vector", "dim": 3}}
     with pytest.raises(SpecError, match=r"features: all of them are vectors: add a feature with ids"):
         dataset_at(log, only, None)
-    with pytest.raises(SpecError, match=r"features.user.type: what is named user has ids"):
+    with pytest.raises(SpecError, match=r"features.user.type: the feature 'user' must have ids"):
         dataset_at(log, {"user": {"type": "vector", "dim": 2}}, None)
     with pytest.raises(SpecError, match=r"features.b.shares: 'mood' is a vector, and has no ids"):
         dataset_at(log, {"mood": {"type": "vector", "dim": 3}, "b": {"shares": "mood"}}, None)

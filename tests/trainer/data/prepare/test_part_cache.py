@@ -113,7 +113,7 @@ def test_what_a_killed_process_saved_is_not_read_again(format_, ids_bytes, which
         kill(case, tmp_path, directory, (owner, method, calls), ids_bytes)
         found, said = finished(case, tmp_path, directory)
         assert found == expected
-        rows = [int(one.split()[3]) for one in said if "an earlier attempt" in one]
+        rows = [int(one.split()[2]) for one in said if "an earlier attempt" in one]
         assert rows == [] if least == 0 else rows[0] >= least
 
 
