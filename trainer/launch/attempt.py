@@ -158,13 +158,13 @@ class Attempt:
         folder = run.served_checkpoint
         served = None if folder is None else _agreed(run, lambda: newest_at(folder, run.directory / SERVED))
         if served is None:
-            raise NotComparableError(f"the checkpoints behind version {run.parent_version} are not kept any more")
+            raise NotComparableError(f"the checkpoints of version {run.parent_version} are not kept any more")
         return served
 
     def should_stop(self) -> str | None:
-        """Return the reason why this rank is to stop, None if it is to go on."""
+        """Return the reason why this rank is to stop, None if it is to continue."""
         if self.saver is not None and self.saver.failed:
-            # All ranks agree on stopping, and the checkpoint that they then want to write raises what went wrong.
+            # All ranks then agree to stop, and their next save raises the error.
             return "a checkpoint could not be written"
         with contextlib.suppress(FileNotFoundError):
             return self.run.cancel_file.read_text("utf-8")
@@ -172,7 +172,7 @@ class Attempt:
 
     def save(self, trainer: Trainer) -> None:
         """Write a checkpoint. Collective."""
-        # Nothing goes on after the last one, so that a copy would only cost memory.
+        # No training follows the last checkpoint, so a copy in memory would have no use.
         last = trainer.stop_asked or trainer.position.stopped or trainer.position.step == trainer.num_steps
         self._write(trainer, self.run.checkpoints, self.job.checkpoint.keep_last, None if last else self.saver)
 
@@ -267,7 +267,7 @@ class Attempt:
             history=trainer.history,
         )
         if self.saver is not None:
-            # Until what it copies from is not needed any more, where this writes it anew.
+            # The files attached below are written anew: wait until the last save has copied them.
             self.saver.wait()
         attached = id_map_files(self.data)
         if trainer.progressive is not None:

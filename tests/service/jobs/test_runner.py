@@ -214,7 +214,7 @@ async def test_rows_whose_storage_is_away_when_a_job_starts_are_worth_another_tr
                 await client.post(f"/v1/jobs/{first['id']}/cancel")
                 done = await wait_for(client, second["id"], "failed")
                 assert (done["attempt"], done["error"]["code"]) == (2, "data-unavailable")
-                assert "did not give it" in done["error"]["message"]
+                assert "did not return it" in done["error"]["message"]
                 answer = await client.post("/v1/datasets", json={"name": "later", **body})
                 assert (answer.status_code, answer.json()["type"]) == (503, "urn:evenkeel:data-unavailable")
                 assert answer.headers["Retry-After"] == "10"

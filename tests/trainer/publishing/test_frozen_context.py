@@ -289,8 +289,8 @@ def test_of_rows_with_two_halves_the_frozen_one_gets_no_gradient():
 @pytest.mark.parametrize(
     ("kind", "changes", "words"),
     [
-        ("bpr", {"init_from": None}, "the context is the parent's: name it in init_from"),
-        ("bpr", {"sse": {"user": {"probability": 0.1}}}, "sse of user would train frozen rows"),
+        ("bpr", {"init_from": None}, "the context comes from a parent: name the parent in init_from"),
+        ("bpr", {"sse": {"user": {"probability": 0.1}}}, "sse of user would change frozen rows"),
         ("bpr", {"optimizer": ADAMW | {"first_touch": "literal"}}, "first_touch literal"),
         ("item2vec", {"optimizer": ADAMW}, "adamw decays it as a whole"),
         ("two_tower", {"model": MODELS["two_tower"]["model"] | {"batch_norm": True}}, "model.batch_norm"),
