@@ -127,7 +127,7 @@ class Neighbors:
             try:
                 return NeighborSearch(reader.vectors, reader.statuses, path)
             except ValueError as error:
-                log.warning("%s: it is built again", error)
+                log.warning("%s: the index is built again", error)
                 path.unlink(missing_ok=True)
         return NeighborSearch(reader.vectors, reader.statuses)
 
@@ -160,4 +160,4 @@ def _remove_old(path: Path) -> None:
         for other in others[: max(len(others) - KEPT_INDEXES + 1, 0)]:
             other.unlink(missing_ok=True)
     except OSError as error:
-        log.warning("old indexes in %s stay: %s", path.parent, error)
+        log.warning("old indexes in %s could not be removed: %s", path.parent, error)

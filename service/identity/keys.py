@@ -246,7 +246,7 @@ async def reset_admin(settings: Settings) -> str:
     """
     database = Database(settings.database_url)
     try:
-        await database.require_newest()  # one that is made here would be no service's
+        await database.require_newest()  # a database created here would belong to no service
         async with database.write() as connection:
             old = await connection.scalars(
                 sa.select(tables.api_key.c.id).where(

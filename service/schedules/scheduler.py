@@ -50,7 +50,7 @@ async def look_again(database: Database, now: datetime.datetime) -> int:
             try:
                 following = cron.next_firing(row["cron"], row["timezone"], now)
             except ValueError:
-                continue  # it is told of when it is due
+                continue  # reported when the schedule is due
             assert row["next_fire_at"] is not None  # selected by it
             if following is not None and following < row["next_fire_at"]:
                 corrected += 1
@@ -78,8 +78,8 @@ async def fire_due(database: Database, now: datetime.datetime) -> int:
     for schedule_id, name in schedules:
         try:
             started += await _fire_one(database, schedule_id, now)
-        except Exception as failure:  # one schedule that cannot be understood must not hold up the others
-            failure.add_note(f"while schedule '{name}' ({schedule_id}) was to be fired")
+        except Exception as failure:  # an error in one schedule must not delay the others
+            failure.add_note(f"while firing schedule '{name}' ({schedule_id})")
             failures.append(failure)
     if failures:
         raise failures[0]

@@ -102,7 +102,7 @@ def test_on_a_cluster_each_worker_needs_a_node() -> None:
         asked, [FreeResources(4.0, 8 * GB, 0.0), FreeResources(8.0, GB // 2, 0.0)], {}, 9
     )
     assert found is not None
-    assert "3 workers of 2 cores and 1.0 GB are needed, the cluster has places for 2" in found
+    assert "3 workers of 2 cores and 1.0 GB are needed, the cluster has room for 2" in found
     assert admission.cluster_obstacle(asked, None, {}, 9) is None
     assert "job_a" in str(admission.cluster_obstacle(asked, None, {"job_a": asked}, 1))
 

@@ -62,7 +62,7 @@ async def test_a_submitted_job_is_shown(client: httpx.AsyncClient, dataset: str)
         (
             {"tracking": [{"kind": "mlflow", "uri": "http://10.0.0.1"}]},
             "tracking.0.uri",
-            "do not send to http://10.0.0.1",
+            "may not send to http://10.0.0.1",
         ),
         ({"labels": {f"label-{number}": "x" for number in range(65)}}, "labels", "a job may have 64"),
     ],
