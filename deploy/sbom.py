@@ -67,7 +67,7 @@ def bill(lock: Path) -> Bom:
     pins, graph = pinned(lock), needed(ROOT)
     missing = sorted(graph.keys() - pins.keys() - set(UNLOCKED))
     if missing:
-        raise SystemExit(f"{lock}: has no {', '.join(missing)}: make the lock anew with `make lock`")
+        raise SystemExit(f"{lock}: has no {', '.join(missing)}: update the lock with `make lock`")
     pins |= {name: (importlib.metadata.version(name), []) for name in UNLOCKED}
     parts = {name: _component(name, *pins[name]) for name in graph}
     bom = Bom()

@@ -62,7 +62,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     The app's ``state`` holds ``settings``, ``database``, ``store``, ``authenticator``.
 
     Its lifespan migrates the database, creates the first key, and in the roles ``all`` and ``scheduler`` runs the job
-    runner and the scheduler. Ending it leaves training runs running. In the role ``vectors`` it also starts while the
+    runner and the scheduler. Its end does not stop training runs. In the role ``vectors`` it also starts while the
     database is down, and then accepts the API keys that it knew last.
 
     Args:
@@ -228,7 +228,7 @@ def _why_not(settings: Settings, error: Exception) -> str:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, UrlError):
         return reason
-    if type(error) is DatabaseError:  # SQLite raises it for a file that is damaged or not a database
+    if type(error) is DatabaseError:  # the SQLite file is damaged, or is not a database
         reason += ": restore a backup, or move the file away to begin anew (published vectors stay)"
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(settings.home).free

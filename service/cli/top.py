@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 def top(
     seconds: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two updates.")] = 2.0,
 ) -> None:
-    """Follow jobs and held versions on the whole screen until Ctrl-C; without a terminal, print them once."""
+    """Show jobs and held versions on the full screen until Ctrl-C; without a terminal, print them once."""
     with Client() as client:
         if not sys.stdout.isatty():
             _print(picture(client))

@@ -34,7 +34,7 @@ class Client(JobCalls, VectorCalls):
         >>> with Client() as client:  # EVENKEEL_URL and EVENKEEL_API_KEY, else the key in $EVENKEEL_HOME/admin.key
         ...     got = client.vectors("items", [10, 30, 10])
         ...     version = client.version("items")["version"]
-        >>> got.vectors.shape, got.version == version  # rows in the order asked for
+        >>> got.vectors.shape, got.version == version  # rows in request order
         ((3, 32), True)
         >>> got.vectors[got.found].dtype  # leaves out missing ones, which are NaN
         dtype('float32')

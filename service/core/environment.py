@@ -29,7 +29,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         ),
         Variable(
             "DATA_ROOTS",
-            "where dataset files may lie, separated by colons: directories, `s3://BUCKET/PREFIX`, "
+            "locations that datasets may use, separated by colons: directories, `s3://BUCKET/PREFIX`, "
             "`kafka://HOST:PORT,HOST:PORT` (or the same with `/TOPIC`)",
             "the working directory",
         ),
@@ -104,8 +104,9 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         Variable(
             "RUN_STORAGE",
             "`s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `file:///DIRECTORY`: prepared data, checkpoints, exports "
-            "and generalization reports of runs lie there ([run storage](../guides/reliability.md#run-storage)); with "
-            "`ray_jobs` also a directory where nodes that do not share `EVENKEEL_HOME` keep runs",
+            "and generalization reports of runs are stored there ([run "
+            "storage](../guides/reliability.md#run-storage)). "
+            "With `ray_jobs` it may also be a directory in which nodes that do not share `EVENKEEL_HOME` keep runs",
             "under `EVENKEEL_HOME`",
         ),
         Variable(

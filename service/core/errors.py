@@ -231,7 +231,7 @@ def install(app: FastAPI) -> None:
         if type(error) is not DatabaseError:
             raise error  # a statement that the database refuses is a bug of ours
         log.error("database: %s", error)
-        remedy = "stop the service and restore a backup of the database; runs and published vectors are whole"
+        remedy = "stop the service and restore a backup of the database; runs and published vectors are intact"
         detail = f"The database is damaged: {error.orig}."
         return Problem(503, "database-damaged", detail, [{"message": str(error.orig), "remedy": remedy}]).response()
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 log = logging.getLogger("evenkeel")
 
 TROUBLE_SECONDS = 10.0
-"""Time for which a task's rounds must have failed before the task counts as unwell."""
+"""Time for which a task's rounds must have failed before the task counts as failing."""
 SILENT_SECONDS = 120.0
 LOG_AGAIN_SECONDS = 300.0
 

@@ -2,8 +2,8 @@
 
 A large version is searched exactly until its index is ready. The first search starts the build: a low-priority process
 writes it to ``$EVENKEEL_HOME/neighbors/TENANT/COLLECTION/``, one on this host however many workers ask, and every
-worker maps the file. Indexes of versions that are no longer searched are removed. So are all indexes of a collection
-made before ids were erased from it, in whichever process: the file's name contains the number of erasures.
+worker maps the file. Indexes of versions that are no longer searched are removed. Indexes that were built before ids
+were erased from their collection, by any process, are removed too: the file's name contains the number of erasures.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class StoreHealth:
         while not self._stopped.is_set():
             try:
                 self._store.reach()
-            except Exception as error:  # any error of the store's client means that the server is away
+            except Exception as error:  # any error of the store's client means that the server cannot be reached
                 now = time.monotonic()
                 if self._answer.reached or not self._asked.is_set():
                     away_since, logged_at = now, now - LOG_AGAIN_SECONDS

@@ -1,10 +1,10 @@
 """The audit log: who did what to which object, when, and from which address.
 
 Every request that needs a scope to change something is recorded, even if it is refused, before its response is sent. So
-the log contains every change that a caller was told of. Entries of requests that are answered at the same time share
-one transaction. While the database cannot be written, entries go to ``audit_pending.jsonl`` under ``EVENKEEL_HOME``
-(0600); the next entry that reaches the database transfers them. If that file cannot be written either, as on a full
-disk, the entry becomes a line of the service's log, and the response stays the same.
+the log contains every change that was confirmed to a caller. Entries of requests that are answered at the same time
+share one transaction. While the database cannot be written, entries go to ``audit_pending.jsonl`` under
+``EVENKEEL_HOME`` (0600); the next entry that reaches the database transfers them. If that file cannot be written
+either, as on a full disk, the entry becomes a line of the service's log, and the response stays the same.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ async def reset_admin(settings: Settings) -> str:
 
     Raises:
         FileNotFoundError: There is no such SQLite file.
-        SchemaError: The database is not one that this version of Evenkeel reads.
+        SchemaError: This version of Evenkeel cannot read the database's schema.
     """
     database = Database(settings.database_url)
     try:

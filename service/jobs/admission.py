@@ -120,10 +120,10 @@ def obstacle(
         return None
     totals = {"cores": room.cpus, "memory": room.memory_bytes, "GPUs": room.gpus}
     figures = "; ".join(
-        f"needs {_figure(name, needed)}, of {_figure(name, totals[name])} {_figure(name, max(0, had))} free"
+        f"needs {_figure(name, needed)}, {_figure(name, max(0, had))} of {_figure(name, totals[name])} free"
         for name, needed, had in short
     )
-    return f"{figures}; held by {_holders(held)}"
+    return f"{figures}; in use by {_holders(held)}"
 
 
 def cluster_obstacle(
@@ -163,7 +163,7 @@ def choose(needs: ResourceRequest, refuse: Refuse) -> tuple[ResourceRequest | No
         if reason is None:
             return choice, why
         why = why or reason
-    # The last reason is that of the smallest choice, for which the job waits.
+    # The last reason is that of the smallest number of workers, for which the job waits.
     return None, reason
 
 

@@ -212,7 +212,7 @@ def _after_older() -> sa.ColumnElement[str]:
 
 
 def _told(head: JobRow, reason: str) -> sa.ColumnElement[str]:
-    """Return an SQL expression for the reason why a job waits; it tells a tenant nothing of other tenants' jobs."""
+    """Return an SQL expression for the reason why a job waits; it reveals nothing about other tenants' jobs."""
     job = tables.job.c
     return sa.case(
         (_older_of_its_schedule().is_not(None), _after_older()),

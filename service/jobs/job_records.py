@@ -88,7 +88,7 @@ def _held(job_id: str) -> sa.Select[Any]:
 async def refuse_too_many(database: Database, connection: AsyncConnection, settings: Settings, tenant: str) -> None:
     """Check that the tenant may have one more job.
 
-    From this call to its end, a transaction excludes others that call this, because two could count the same number.
+    From this call on, other transactions that call this wait for the end of this one: two could count the same number.
 
     Raises:
         Problem: 409 if one more job would exceed the tenant's limit.

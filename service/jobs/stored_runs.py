@@ -46,7 +46,7 @@ def remove_stored(run_dir: Path, prefix: str = "") -> None:
 
 
 def remove_run(directory: Path) -> None:
-    """Remove a run's directory and its files in the run storage; if that is away, both stay until the next start."""
+    """Remove a run's directory and its files in the run storage; if that is down, both stay until the next start."""
     try:
         remove_stored(directory)
     except StorageError as error:

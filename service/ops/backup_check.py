@@ -57,7 +57,7 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
         yield OutOfStep(
             "database",
             f"the store has versions whose jobs the database does not know: {_listed(strangers)}",
-            "the database is older than the store, or those jobs were deleted: the versions are whole and are served; "
+            "the database is older than the store, or those jobs were deleted: the versions are intact and are served; "
             "a warm start from one of them needs its run directory",
         )
     operator = _is_operator(client)

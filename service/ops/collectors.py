@@ -118,7 +118,7 @@ async def of_database(database: Database) -> list[Metric]:
         jobs,
         _single("evenkeel_jobs_failed_last_hour", "Jobs that failed within the last hour.", failed or 0),
         _single("evenkeel_queue_wait_seconds", "Longest wait of a job that could start.", _seconds(oldest, now)),
-        _single("evenkeel_heartbeat_age_seconds", "Age of the oldest sign of life of a run.", _seconds(beat, now)),
+        _single("evenkeel_heartbeat_age_seconds", "Longest time since a run's last sign of life.", _seconds(beat, now)),
         _single("evenkeel_scheduler_lag_seconds", "Delay of the most overdue firing.", max(0.0, _seconds(late, now))),
         *_runs([dict(row) for row in active], now),
         figures,

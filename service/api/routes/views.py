@@ -65,7 +65,7 @@ async def create(
 
     A dry run returns 200 with `view`, `exists`, `advice` and `warnings`. `advice` has the kernel errors by dimension,
     measured on the current version's own vectors. It also has the smallest dimension with an error within `epsilon`,
-    and the dimension that the paper's bound gives.
+    and the dimension from the theoretical bound of random Fourier features.
     """
     parameters = body.model_dump(exclude={"collection"})
 

@@ -133,7 +133,7 @@ class Executor(ABC):
     @classmethod
     @abstractmethod
     def diagnose(cls, settings: Settings) -> Iterator[Check]:
-        """Yield findings for ``evenkeel doctor``, such as whether the cluster answers and admits us; starts nothing."""
+        """Yield findings for ``evenkeel doctor``, such as that the cluster refuses our token; starts nothing."""
 
     @abstractmethod
     def launch(self, run_dir: Path, /) -> object:
@@ -221,7 +221,7 @@ class ClusterExecutor(Executor):
 
 
 def variables_of(run: Mapping[str, Any], directory: Path, stop_seconds: float) -> dict[str, str]:
-    """Return the environment variables that tell an attempt its run; ``directory`` is its path on the cluster."""
+    """Return the environment variables in which an attempt's process finds its run; ``directory`` is on the cluster."""
     return {
         RUN_ID_VARIABLE: str(run["run_id"]),
         RUN_DIR_VARIABLE: str(directory),

@@ -291,8 +291,9 @@ def _template(settings: Settings) -> Path:
     if path := dict(settings.executor_options).get("TEMPLATE"):
         return Path(path)
     raise ValueError(
-        "EVENKEEL_EXECUTOR=kuberay needs EVENKEEL_KUBERAY_TEMPLATE, a file with the RayClusterSpec of its runs: the "
-        "Helm chart makes one"
+        "EVENKEEL_EXECUTOR=kuberay needs EVENKEEL_KUBERAY_TEMPLATE, a file with the "
+        "RayClusterSpec of its runs: the "
+        "Helm chart creates one"
     )
 
 

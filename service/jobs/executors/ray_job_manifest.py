@@ -30,7 +30,7 @@ PRE_STOP = ("python", "-m", "trainer.runs.preemption")
 OVERHEAD_BYTES = 2**30
 """Memory of a worker's pod in addition to its rank's, for Ray's own processes and object store."""
 KEEP_CLUSTER_SECONDS = 60
-"""Time for which a cluster outlives its run if the service is away and cannot delete it."""
+"""Time for which a cluster outlives its run if the service is down and cannot delete it."""
 TOKEN_KEY = "token"
 Document = dict[str, Any]
 

@@ -110,7 +110,8 @@ class RayApi:
         """Submit a job described by ``document``.
 
         Raises:
-            ExecutorUnavailable: The cluster did not accept the job, perhaps because its id exists: :meth:`job` tells.
+            ExecutorUnavailable: The cluster did not accept the job, perhaps because its id exists: check with
+                :meth:`job`.
         """
         self._ask("POST", "/api/jobs/", json=document, timeout=SUBMIT_SECONDS)
 
