@@ -68,7 +68,7 @@ class AsyncClient:
 
 
 class _Bridge(Client):
-    """The client, with every wait handed to the event loop. Its calls run in greenlets of :func:`_awaited`."""
+    """A client that hands every wait to the event loop. Its calls run in greenlets of :func:`_awaited`."""
 
     _connection = httpx.AsyncClient
 

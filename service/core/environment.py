@@ -158,7 +158,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         ),
         Variable(
             "UNANSWERED_SECONDS",
-            "seconds without an answer of the cluster after which its jobs show this as their reason",
+            "seconds without an answer of the cluster after which its jobs show the outage as their reason",
         ),
     ),
 }

@@ -109,7 +109,7 @@ async def take(
             return done
         overtaken = table.update().where(_at(key_id, key)).values(fresh)
         if (await connection.execute(overtaken)).rowcount:
-            break  # otherwise the key was freed between the two statements
+            break  # otherwise the key was freed between the two statements: try again
     return Reservation(key_id, key, str(fresh["token"]))
 
 

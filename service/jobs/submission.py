@@ -285,8 +285,8 @@ def _checkpoints(settings: Settings, job_id: str | None) -> Path | str | None:
 def _origin(settings: Settings, directory: Path, store: Store, spec: JobSpec) -> Lineage:
     """Return the origin of an attempt: in two cases the previous attempt's origin, otherwise the present one.
 
-    The first case is a previous attempt that died after writing its version: this attempt must complete that version,
-    not take it for its parent. The second is an origin, previous or present, that continues from a held version: the
+    The first case is a previous attempt that died after writing its version: this attempt must complete that version
+    and not use it as its parent. The second is an origin, previous or present, that continues from a held version: the
     rows trained so far build on the previous origin.
     """
     before: dict[str, Any] = {}

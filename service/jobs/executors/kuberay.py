@@ -204,7 +204,7 @@ class KubeRayJobs(ClusterExecutor):
         If a RayJob is deleted without the objects that it owns, KubeRay stops it (SIGTERM) and its pods remain. One of
         these has the last lines of the log.
         """
-        # Taken before KubeRay is asked, so that the deadline is never after Ray's own.
+        # Computed before the stop is requested, so that the deadline is never after Ray's own.
         deadline = time.monotonic() + grace_seconds
         jobs = self._jobs(run_dir)
         for job in filter(_runs, jobs):

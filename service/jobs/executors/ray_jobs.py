@@ -281,7 +281,7 @@ class RayJobs(ClusterExecutor):
             return True
         submission_id = record["submission_id"]
         write_json(run_dir / JOB_FILE, {**record, "asked_to_stop": True})
-        # Taken before the cluster is asked: a job that it kills has then had the whole grace period.
+        # Read before the stop is requested: a job that the cluster kills has then had the whole grace period.
         asked_at = time.monotonic()
         self._api.stop(submission_id)
         while True:
