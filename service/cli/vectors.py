@@ -240,7 +240,7 @@ def export_vectors(
         raise CommandError(str(error), "see `evenkeel export-vectors --help`") from None
     except OSError as error:
         raise CommandError(
-            f"{file}: {error.strerror or error}", "name a file in a folder that can be written"
+            f"{file}: {error.strerror or error}", "name a file in a folder that you can write to"
         ) from None
     answer = {"collection": collection, "file": str(file), **exported._asdict()}
     text = f"{exported.num_rows} vectors of {collection} {exported.version} written to {file}"

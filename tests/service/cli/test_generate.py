@@ -32,4 +32,4 @@ def test_what_cannot_be_written(run, tmp_path: Path):
     (tmp_path / "file").write_text("")
     done = run("generate", str(tmp_path / "file"), "--churn", "--rows", "600", "--days", "3")
     assert done.code == 1
-    assert "name a folder that can be written" in done.err
+    assert "name a folder that you can write to" in done.err
