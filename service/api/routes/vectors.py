@@ -181,7 +181,9 @@ def parse(body: bytes) -> VectorQuery:
         problems.append(FieldProblem("ids", "give a list of ids"))
     elif len(ids) > MAX_IDS:
         problems.append(
-            FieldProblem("ids", f"{len(ids)} ids are more than the {MAX_IDS} of one request", "send several requests")
+            FieldProblem(
+                "ids", f"{len(ids)} ids are too many: at most {MAX_IDS} in one request", "send several requests"
+            )
         )
     if not isinstance(version, str):
         problems.append(FieldProblem("version", "give the name of a version, or current"))

@@ -356,7 +356,7 @@ def test_versions_are_compared_and_neighbours_asked_for(page: Any, served: Serve
     page.get_by_text("Drift from v000001 to v000005").wait_for()
     assert page.locator("svg.map").count() == 2
     page.get_by_label("in", exact=True).select_option("v000005")
-    page.get_by_label("beside").select_option("v000001")
+    page.get_by_label("compared with").select_option("v000001")
     page.get_by_label("Item", exact=True).fill("100")
     page.get_by_role("button", name="Show").click()
     page.get_by_role("heading", name="v000001", exact=True).wait_for()
