@@ -223,7 +223,7 @@ def test_an_object_of_another_lease_is_not_taken_for_ours(cluster: KubeCluster, 
     executor = cluster.executor(GRACE_SECONDS, COMMAND)
     executor.launch(prepare(run_dir, "end"))
     until(lambda: not executor.is_alive(run_dir))
-    with pytest.raises(RuntimeError, match="another service's"):
+    with pytest.raises(RuntimeError, match="belongs to another service"):
         executor.launch(prepare(run_dir, "end", lease={"token": "lease-2"}))
 
 
