@@ -64,7 +64,7 @@ async def test_a_submitted_job_is_shown(client: httpx.AsyncClient, dataset: str)
             "tracking.0.uri",
             "may not send to http://10.0.0.1",
         ),
-        ({"labels": {f"label-{number}": "x" for number in range(65)}}, "labels", "a job may have 64"),
+        ({"labels": {f"label-{number}": "x" for number in range(65)}}, "labels", "a job may have at most 64"),
     ],
 )
 async def test_a_bad_job_is_refused(
