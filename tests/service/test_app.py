@@ -244,7 +244,7 @@ SERVE += "sys.exit(serve(Settings.from_environment(), port=int(sys.argv[1])))"
         ("sqlite+aiosqlite:////proc/evenkeel.db", "sqlite+aiosqlite:////proc/evenkeel.db) cannot be used"),
         ("postgresql+asyncpg://someone:secret@127.0.0.1:1/none", "someone:***@127.0.0.1:1/none) cannot be used"),
         ("nonsense", "evenkeel: EVENKEEL_DATABASE_URL is no database URL: write postgresql"),
-        ("mysql://root:secret@127.0.0.1/test", "EVENKEEL_DATABASE_URL names a database of mysql: write postgresql"),
+        ("mysql://root:secret@127.0.0.1/test", "EVENKEEL_DATABASE_URL has the unknown scheme mysql: write postgresql"),
     ],
 )
 def test_a_database_that_cannot_be_used_is_a_clear_error_and_exit_1(tmp_path: Path, url: str, reason: str) -> None:
