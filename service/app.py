@@ -309,6 +309,7 @@ def serve(
         # modules and routes stay for good: they are not looked at again, and workers go on sharing their memory.
         gc.collect()
         gc.freeze()
+        gc.enable()
         # A thread that computes gives way to the event loop after this long, not after 5 ms.
         sys.setswitchinterval(SWITCH_SECONDS)
         if settings.role != "vectors":
