@@ -169,6 +169,8 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
             retention.run(state.database, state.settings, state.store, healths[3]),
         ]
         tasks = [asyncio.create_task(round_) for round_ in rounds]
+        if executor is not state.executor:
+            tasks.append(asyncio.create_task(asyncio.to_thread(executor.warm_up)))
     if state.settings.role in ("all", "api"):
         tasks.append(asyncio.create_task(_finish_erasures(state.database, state.store)))
     if (sending := otlp_metrics.exporter()) is not None:
