@@ -107,10 +107,11 @@ soak: setup  ## half an hour of kills under load; ends in what was seen (MINUTES
 images:  ## build the images (KINDS="cpu cuda") with podman, buildah or docker; tells sizes and biggest parts
 	@deploy/images.sh
 
-dist: setup  ## source distribution and wheel of this platform into build/dist
+dist: setup  ## source distribution and wheel of this platform, and the client's wheel, into build/dist
 	@rm -rf build/dist && mkdir -p build/dist
 	@$(BIN)/python -c "import sys; sys.path.insert(0, 'deploy'); import build_backend; build_backend.build_sdist('build/dist')" > /dev/null
 	@$(BIN)/python -m pip -q --disable-pip-version-check wheel --no-deps --no-build-isolation -w build/dist .
+	@PYTHON=$(BIN)/python deploy/client/build.sh build/dist
 	@ls build/dist
 
 sbom: setup  ## what an installation is made of, as CycloneDX, into build/sbom.json

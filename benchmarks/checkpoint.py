@@ -1,11 +1,11 @@
-"""What a checkpoint costs: saving it, saving it in the background, loading it, loading it in another plan.
+"""Time of a checkpoint: saving it, saving it in the background, loading it, loading it in another plan.
 
-One table with Adam's state, of which two ranks hold half of the rows each; one process plays both. Beside it stands
+One table with Adam's state, of which two ranks hold half of the rows each; one process simulates both. The peer is
 torch.distributed.checkpoint (DCP) with the same tensors, fsynced as ours are; only ours also writes and checks a
-sha256 for every file. ``async_save`` is timed by what holds training up (``stall_seconds``); ``seconds`` is until it
-is on disk. ``load`` and ``reshard`` fill the tables of the same plan and of a column-wise one from files in the page
-cache, ``load`` after a verification of every byte (``verify_seconds``). DCP can't reshard plain tensors, so the peer
-of ``reshard`` is a load in the same plan, both without verification.
+sha256 for every file. For ``async_save`` ``stall_seconds`` is the time that holds training up, and ``seconds`` is the
+time until the checkpoint is on disk. ``load`` and ``reshard`` fill the tables of the same plan and of a column-wise one
+from files in the page cache, ``load`` after a verification of every byte (``verify_seconds``). DCP can't reshard plain
+tensors, so the peer of ``reshard`` is a load in the same plan, both without verification.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Tables:
         ]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor under a name of its own: views of what the tables store."""
+        """Return every tensor under a name of its own, as views of the tables' storage."""
         return {
             f"{number}.{name}": value
             for number, shard in enumerate(self.shards())
@@ -140,7 +140,7 @@ def run(num_rows: int, dim: int, iterations: int, folder: Path) -> None:
 def loads(
     tables: Tables, checkpoint: Checkpoint, peer_folder: Path, iterations: int, told: Callable[..., None]
 ) -> None:
-    """Tell the lines of ``load`` and ``reshard``; both folders hold ``tables``."""
+    """Print the lines of ``load`` and ``reshard``; both folders hold ``tables``."""
     other = Tables(tables.num_rows, tables.dim)
     columns = Tables(tables.num_rows, tables.dim, columns=True)
     into = other.tensors()

@@ -1,4 +1,4 @@
-"""The control plane beside a training run: lists of jobs, vectors under load, start, memory, import.
+"""The control plane while a run trains: lists of jobs, vectors under load, start, memory, import.
 
 ``python -m benchmarks.control_plane`` creates a home of its own, and trains in it while it measures. It prints a JSON
 line for each case. ``--pace 0 3 10`` measures by the niceness of ranks instead: seconds of a job beside busy loops, and
@@ -112,7 +112,7 @@ def first_job(folder: Path) -> None:
         http.post("/v1/datasets", json=dataset(folder)).raise_for_status()
         accepted = http.post("/v1/jobs", json=job("first", 1)).raise_for_status().json()["id"]
         report("serve to first job accepted", seconds=round(time.monotonic() - begun, 2))
-        end(http, accepted)  # what is measured next has the machine to itself
+        end(http, accepted)  # the next measurement needs the machine to itself
 
 
 def idle_memory(folder: Path) -> None:
@@ -123,7 +123,7 @@ def idle_memory(folder: Path) -> None:
 
 
 def many_jobs(home: Path, number_of_jobs: int = NUM_JOBS) -> None:
-    """Copy the one job that is there into many ended jobs, with metrics."""
+    """Copy the only existing job into many ended jobs, with metrics."""
     with contextlib.closing(sqlite3.connect(home / "evenkeel.db")) as database, database:
         names = [row[1] for row in database.execute("PRAGMA table_info(job)")]
         one = dict(zip(names, database.execute("SELECT * FROM job LIMIT 1").fetchone(), strict=True))
@@ -185,8 +185,8 @@ def lists(http: httpx.Client, beside: str) -> None:
 def vectors(url: str, key: str) -> None:
     """Measure RATE requests a second of IDS random ids, as Arrow.
 
-    They are sent by http.client from bodies that are ready: on a machine that client and service share, what the client
-    computes for itself would be counted as the service's time.
+    http.client sends them from prepared bodies: client and service share the machine, so computation of the client
+    would count as the service's time.
     """
     taken: list[float] = []
     lock = threading.Lock()
@@ -228,7 +228,7 @@ def pace(folder: Path, niceness: list[int]) -> None:
             url, key, _ = services.enter_context(serving(own / "home", EVENKEEL_RANK_NICENESS=str(number)))
             http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120)
             http.post("/v1/datasets", json=dataset(own)).raise_for_status()
-            seconds_of_job(http, 1)  # what forks runs has imported by then
+            seconds_of_job(http, 1)  # the process that forks runs has then done its imports
             clients[number] = http
         for loops in BUSY_LOOPS:
             for number, http in clients.items():

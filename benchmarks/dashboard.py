@@ -1,4 +1,4 @@
-"""Pages of the dashboard with 10,000 jobs: how long the service takes, and when a browser first paints.
+"""Pages of the dashboard with 10,000 jobs: the service's response time, and a browser's first paint.
 
 ``python -m benchmarks.dashboard`` prints a JSON line for each page, with ``first_paint_ms`` where chromium and
 playwright are there. Nothing trains beside it.

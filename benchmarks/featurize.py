@@ -1,12 +1,12 @@
-"""What the refresh stage does to a million vectors: features of them, and alignment with the moving average.
+"""Work of a refresh on a million vectors: their features, and alignment with the moving average.
 
 - case ``64->128``: ``RandomFourierFeatures.transform`` on one core, in ``items_per_second``; the peer is the formula in
   plain NumPy over the same rows at once, ``numpy_blocks`` the same in blocks of 16,384 rows.
-- case ``fetch 1000``: what a view that is computed when it is fetched adds to a fetch: 1000 ids of the same version
-  through the view, and without it (``added_ms``, the difference of the medians).
-- case ``align_ema 1M x 64``: ``seconds`` for the rotation of a candidate onto what is served, the turned rows and their
-  average with the served ones, by the stage's own functions; the peer does the same by the formulas, in float64 and at
-  once. Its answer is compared with ours.
+- case ``fetch 1000``: the time that computing a view adds to a fetch: 1000 ids of the same version through the view,
+  and without it (``added_ms``, the difference of the medians).
+- case ``align_ema 1M x 64``: ``seconds`` for the rotation of a candidate onto the served version, the rotated rows and
+  their average with the served ones, by the functions of a refresh; the peer computes the formulas in float64, all
+  rows at once. Its result is compared with ours.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from embeddings.vectors.lazy_rows import Array
 
 DIM_IN, DIM = 64, 128
 NUM_IDS = 1000
-# What ServedRows is read with when a version is written.
+# Rows of ServedRows that are read at a time when a version is written.
 WRITTEN_ROWS = 8192
 
 
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     options = parser.parse_args()
     if options.iterations < MIN_ITERATIONS:
-        parser.error(f"a median of {options.iterations} is no figure: take at least {MIN_ITERATIONS} iterations")
+        parser.error(f"a median of {options.iterations} is not reliable: take at least {MIN_ITERATIONS} iterations")
     torch.set_num_threads(1)
     one_core()
     if options.case in f"{DIM_IN}->{DIM}":

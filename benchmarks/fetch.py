@@ -42,7 +42,7 @@ def publish(folder: Path, name: str, num_items: int, dim: int) -> Collection:
 
 
 def fetch_json(client: Client, view: str) -> Fetch:
-    """Return a fetch as a caller does it who has orjson and no Arrow."""
+    """Return the fetch of a caller that uses orjson and no Arrow."""
 
     def fetch(ids: np.ndarray) -> np.ndarray:
         answer = client.request("POST", f"/views/{view}/vectors", json={"ids": ids.tolist()})

@@ -1,9 +1,9 @@
-"""Honest refreshes and faulty ones under the default gate: which are published, which are held, and by what.
+"""Fault-free ("honest") and faulty refreshes under the default gate: which are published, which are held, and why.
 
     python -m benchmarks.gate [--full] [--logs news ml1m ...] [--faults NAME ...] [--folder DIR]
 
 Each log is cut into days. A first job trains on the first days, then a job a day refreshes the collection on the last
-three days: a warm start from what is served, or from a held version that is sound, the refresh stage with its average,
+three days: a warm start from the served version, or from a held version that is sound, the refresh with its average,
 gate mode ``enforce``, all else by default. Before a day's honest refresh each fault is made once in that day's rows or
 job, on a copy of the store, from the first day on that has ``MIN_REFRESHES`` published refreshes before it.
 
@@ -76,7 +76,7 @@ RATINGS_JOB: dict[str, Any] = JOB | {
 
 
 def news(data: Path, folder: Path) -> Rows:
-    """Return the news log: a day each of its 16 days."""
+    """Return the news log, divided into its 16 days."""
     table = pq.read_table(data / "news_quarter.parquet", columns=["user", "item", "ts", "day", "click_region"])
     day = np.unique(np.array(table["day"].to_pylist()), return_inverse=True)[1]
     other = table["click_region"].to_numpy()
@@ -214,13 +214,13 @@ def a_tenth(rows: Rows, last: Array, rng: np.random.Generator) -> Rows:
 
 
 def robot(rows: Rows, last: Array, rng: np.random.Generator) -> Rows:
-    """Return the rows with as many again of one user, who takes items as often as they occur."""
+    """Return the rows and as many of one added user, who takes items as often as they occur."""
     more = rows | {"user": np.full(len(last), rows["user"].max() + 1), "item": rng.permutation(rows["item"])}
     return {name: np.concatenate([column, more[name]]) for name, column in rows.items()}
 
 
 def columns_exchanged(rows: Rows, last: Array, rng: np.random.Generator) -> Rows:
-    """Return the rows with users where items were and items where users were."""
+    """Return the rows with the user and the item column exchanged."""
     return rows | {"user": rows["item"], "item": rows["user"]}
 
 

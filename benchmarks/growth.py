@@ -1,10 +1,10 @@
-"""Dynamic tables beside TorchRec's zero-collision modules: time for each id, who has a row, and what a step costs.
+"""Dynamic tables and TorchRec's zero-collision modules: time for each id, share of ids with a row, time of a step.
 
 Ids are 64-bit, drawn by Zipf (exponent 1.05) from three million at a time, of which a thousandth is replaced by new
 ones at each step, so that a table of a million rows is full after a while and old ids have to go. Bench ``assign``: our
 :class:`embeddings.dynamic.id_map.DynamicIdMap` and the peer get the same ids in turns in one process; the time is that
-of a step's ids becoming rows, after ``--steps`` steps that are not timed. ``own_row``: share of the timed ids that have
-a row which nobody else reads.
+of mapping a step's ids to rows, after ``--steps`` steps that are not timed. ``own_row``: share of the timed ids that
+share their row with no other id.
 
 Peers: ``mch_lru``, ``mch_lfu``: MCHManagedCollisionModule, which sorts its ids and lets ids in and out every
 ``EVICTION_INTERVAL`` batches. (HashZchManagedCollisionModule trains on CUDA alone.) ``find``: the peer's lookup in
@@ -34,13 +34,13 @@ CAPACITY = 1_000_000
 NUM_IDS = 3_000_000
 BATCH = 53_248
 NEW_SHARE = 0.001
-# TorchRec's own examples take 1 to 10; a batch between two has no new rows.
+# Batches between two evictions; TorchRec's own examples use 1 to 10. Batches in between get no new rows.
 EVICTION_INTERVAL = 10
 DIM = 64
 
 
 class Stream:
-    """Batches of raw ids, int64 [BATCH], frequent ones among them that are new."""
+    """Batches of raw ids, int64 [BATCH]; some of the frequent ids are new."""
 
     def __init__(self, seed: int = 0) -> None:
         self._generator = np.random.default_rng(seed)

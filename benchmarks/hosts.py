@@ -1,7 +1,7 @@
-"""What a network between two ranks costs: the same step in shared memory, over loopback, and between two hosts.
+"""Cost of a network between two ranks: the same step in shared memory, over loopback, and between two hosts.
 
 Hosts are namespaces of this machine that a pair of virtual links and a bridge connect (``tests.hosts.net``: root,
-iproute2), so both share its processor and what a link costs is copies, or with a limit of ``tc`` its rate. Run from a
+iproute2), so both share its processor, and a link costs only copies or, with a limit of ``tc``, its rate. Run from a
 checkout. Each line has the milliseconds of a step of case ``ranks`` of benchmarks.scaling with its plan: 2 ranks of a
 thread each, all groups alive, in turns. ``sent_bytes`` is what a host's link counted in a step, headers included,
 ``wire_ms`` what these take at the limit.
@@ -44,7 +44,7 @@ def serve_rank(rank: int, store: str, plan: str) -> None:
         with steady_memory():
             for _ in sys.stdin:
                 ready = [next(source)[0] for _ in range(STEPS_AT_ONCE)]
-                training.step_with_loss(ready[0])  # ranks have waited for each other; caches are theirs again
+                training.step_with_loss(ready[0])  # untimed: ranks wait for each other and warm their caches
                 start = time.perf_counter()
                 for batch in ready[1:]:
                     training.step_with_loss(batch)
@@ -144,6 +144,6 @@ if __name__ == "__main__":
     if options.rank is not None:
         serve_rank(options.rank, options.store, options.plan)
     elif options.iterations < MIN_ITERATIONS:
-        parser.error(f"a median of {options.iterations} is no figure: take at least {MIN_ITERATIONS}")
+        parser.error(f"a median of {options.iterations} is not reliable: take at least {MIN_ITERATIONS}")
     else:
         measure(options.plan, options.iterations)

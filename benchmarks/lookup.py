@@ -2,7 +2,7 @@
 
 ``dense bfloat16``: dense moments that are stored in half as many bytes (``state_dtype`` of a job's table).
 
-The peer of both is FBGEMM's plain lookup of as many rows: what reading them as of now costs on top is in the ratio.
+The peer of both is FBGEMM's plain lookup of as many rows, so the ratio shows the cost of deferred updates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.support import peers
 from benchmarks.support.harness import Workload, interleave, line, main
 from embeddings.optim import SGD, AdamAR
 
-# Steps of training before the timed lookups: most rows have then been idle for longer than momentum lives, some not.
+# Steps of training before the timed lookups: momentum then no longer moves most rows, but still some.
 NUM_STEPS = 500
 
 

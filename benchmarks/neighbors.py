@@ -29,7 +29,7 @@ from embeddings.vectors.item_vectors import FOUND, Array
 
 NUM_CENTRES = 2_000
 SPREAD = 0.7
-"""Of the items around their centre, whose own coordinates have as much variance as 1."""
+"""Standard deviation of the items around their centre; the centres' coordinates have variance 1."""
 K = 10
 
 
@@ -48,7 +48,7 @@ def rows_of(kind: str, num_items: int, dim: int) -> Array:
 
 
 def anonymous_bytes() -> int:
-    """Return the memory of this process that no file stands behind."""
+    """Return the anonymous memory of this process, which no file backs."""
     memory = psutil.Process().memory_info()
     return int(memory.rss - memory.shared)
 

@@ -14,8 +14,8 @@ retrained            a training of another seed at midnight, from initial values
 retrained, aligned   the same, aligned onto the vectors of the day before
 ===================  ================================================================================================
 
-*Coverage*: share of the next day's clicks whose article has a vector in what is served when it is clicked. Versions
-are served from the moment at which their rows end. ``retrained`` serves the articles of its own training alone.
+*Coverage*: share of the next day's clicks whose article has a vector in the version served at that time. A version
+is served from the time of its last row on. ``retrained`` serves only the articles of its own training.
 
 *Consumers*: logistic regression from an article's vector, fitted on half of the articles (by a hash of their ids) and
 judged by its AUC on the other half, of articles with at least ``MIN_ROWS`` clicks in training. *Frozen*: fitted on the
@@ -56,7 +56,7 @@ Array = npt.NDArray[Any]
 MIN_ROWS = 5
 """Fewest clicks in training of an article on which consumers are fitted or judged; ``publish.evidence.min_count``."""
 MIN_CLICKS = 20
-"""Fewest clicks in the whole log of an article whose audience is asked for."""
+"""Fewest clicks in the whole log of an article in the questions about audiences."""
 MS_PER_DAY = 86_400_000
 ALIGNED = JOB["publish"] | {"ema": None, "gate": {"mode": "off"}}
 PLAIN = ALIGNED | {"align": False}
@@ -68,7 +68,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
     "retrained": ({"publish": PLAIN, "epochs": FIRST_EPOCHS}, True),
     "retrained, aligned": ({"publish": ALIGNED, "epochs": FIRST_EPOCHS}, True),
 }
-"""Changes of the job for each way, and True where it begins from initial values of a seed of its own."""
+"""Changes of the job for each way, and True if it begins from initial values of a seed of its own."""
 QUESTIONS, KINDS, ENDS = ("audience", "popular"), ("frozen", "refitted"), ("published", "refreshes")
 OFTEN = ("often", "often, ungated")
 COVERAGES = ("retrained", "daily, a day old", "daily", *OFTEN, "clicked before")
@@ -105,7 +105,7 @@ class Log:
     def task(self, items: ItemVectors, day: int, question: int | None) -> tuple[Array, Array, Array]:
         """Return vectors, labels and flags of the articles to fit on; ``question``: an audience, or None for popular.
 
-        ``day`` is the last one of which ``items`` know.
+        ``day`` is the last day in the training rows of ``items``.
         """
         place = np.searchsorted(self.ids, items.keys)
         chosen = (np.asarray(items.counts) >= MIN_ROWS) & (items.statuses == FOUND)
@@ -143,7 +143,7 @@ class Often(Refreshes):
 
 
 def served(refreshes: Refreshes) -> ItemVectors:
-    """Return the items of the version that readers have."""
+    """Return the items of the served version."""
     collection = open_store(str(refreshes.store)).collection(COLLECTION)
     version = collection.current()
     assert version is not None

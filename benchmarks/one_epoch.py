@@ -1,16 +1,16 @@
 """One-epoch overfitting on real data: the same job with seven ways of training its embeddings, test AUC by epoch.
 
 ``python -m benchmarks.one_epoch [SPEC] [--full] [--seeds 1] [--methods ...]``. One committed spec; runs differ
-in the embeddings' optimizer alone: same rows, same order, same initial values, same MLP and its optimizer. Methods:
+only in the embeddings' optimizer: same rows, same order, same initial values, same MLP and its optimizer. Methods:
 
 =============  ======================================================================================================
 adam           Adam with ``moments: dense`` (ours)
 adam_lazy      Adam with ``moments: lazy`` (ours)
-meda           the same, rows and their moments anew at each epoch's start (``regularizers.meda``)
+meda           the same, with rows and moments reset at the start of each epoch (``regularizers.meda``)
 adam_ar        AdamAR with dense moments (ours), alpha chosen on the *validation* split: see :func:`choose_alpha`
 by_epoch       AdamAR with ``decay: by_epoch`` and ``alpha: default``
 torch_adam     torch.optim.Adam on the dense gradients of torch.nn.EmbeddingBag: the peer
-frozen         embeddings frozen at a random normal start, the MLP alone is trained: what must be beaten
+frozen         embeddings frozen at random normal values, only the MLP is trained: a lower bound
 =============  ======================================================================================================
 
 Prints one JSON line per run and epoch, a Markdown table of means over seeds, and the conditions under test as PASS or
@@ -48,7 +48,7 @@ from trainer.training.loop import Trainer
 METHODS = ("adam", "adam_lazy", "meda", "adam_ar", "by_epoch", "torch_adam", "frozen")
 PROTOCOLS = ("epinions", "amazon_sports")
 FROZEN_STD = 1.0
-"""torch.nn.Embedding's own start."""
+"""Standard deviation of torch.nn.Embedding's initial values."""
 HALF_DECADE = math.sqrt(10.0)
 
 
@@ -65,7 +65,7 @@ class Result:
 
 
 class Replayed:
-    """Prepared data whose training batches are made once and kept: every method sees the very same ones."""
+    """Prepared data whose training batches are made once and kept, so that every method gets the same ones."""
 
     def __init__(self, data: PreparedData):
         self._data = data
@@ -137,7 +137,7 @@ def choose_alpha(job: JobSpec, data: Any, tell: Any) -> float:
     return HALF_DECADE ** climbed(score, start)
 
 
-# --- what must be seen -----------------------------------------------------------------------------------------------
+# --- conditions ------------------------------------------------------------------------------------------------------
 
 
 def conditions(dataset: str, auc: dict[str, np.ndarray]) -> list[Condition]:

@@ -9,11 +9,11 @@ each size and case:
 field                  meaning
 =====================  ================================================================================================
 first_step_seconds     from the start of the process to the event of its first step
-prepare_seconds        of these, those before the rank is built: the run's own phase
-data_bytes             of the run's directory then: what was written of the rows
-examples_per_second    of training steps, of a job that runs to its end (``--whole``)
-anonymous_mib          memory of the process at its highest after that, without memory-mapped files, of such a job
-total_seconds          from the start of the process to its end, of such a job, with its evaluation
+prepare_seconds        part of these before the rank is built: the run's phase of that name
+data_bytes             size of the run's directory then: bytes written of the rows
+examples_per_second    rate of training steps, for a job that runs to its end (``--whole``)
+anonymous_mib          largest memory of that job's process, without memory-mapped files
+total_seconds          from the start to the end of that job's process, with its evaluation
 =====================  ================================================================================================
 """
 

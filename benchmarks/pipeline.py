@@ -1,4 +1,4 @@
-"""From Parquet to a trained model: what is read in a second, and what is trained, by the job's own code.
+"""From Parquet to a trained model: examples read and trained per second, by the job's own code.
 
 A click log of 26 features of 500,000 ids each is written as Parquet, prepared (ids to rows of tables), read as shuffled
 batches, and trained on by ``trainer.launch.in_process``, as ``evenkeel train`` does: MLP 256-128, AdamAR with dense
@@ -8,18 +8,18 @@ moments, batch
 ==============  =====================================================================================================
 case            what is timed
 ==============  =====================================================================================================
-``prepare``     Parquet to coded, split columns on disk, once for all epochs
-``read``        batches of the job, read by the loop's iterator and not used; one thread makes them
-``end_to_end``  training: the rate between progress events, reading included, evaluation and checkpoints not;
-                ``waited`` is the share of it in which a step waited for its batch; ``whole`` counts every second from
-                the start of the process's work, with preparation, evaluation and the last checkpoint; AUC is checked
-``peer``        the same batches and MLP on tables of plain torch or of TorchRec with FBGEMM, once rows were touched
+``prepare``     from Parquet to coded, split columns on disk, once for all epochs
+``read``        reading the job's batches by the loop's iterator without using them; one thread makes them
+``end_to_end``  training: the rate between progress events, with reading, without evaluation and checkpoints;
+                ``waited`` is the share of that time in which a step waited for its batch; ``whole`` counts every second
+                of the process's work, with preparation, evaluation and the last checkpoint; AUC is checked
+``peer``        the same batches and MLP on tables of plain torch or of TorchRec with FBGEMM, after most rows were used
 ``dense``       forward, loss and backward of the dense part alone, beside the same modules in plain torch, layer by
                 layer, in processor ms; ``gemm_share``: what its matrix products take alone, as a share of ours
 ==============  =====================================================================================================
 
-Ids are half Zipf (exponent 1.05) and half a permutation of all, so that every row of every table is trained; clicks
-follow planted weights of the ids.
+Half of the ids are Zipf (exponent 1.05) and half a permutation of all ids, so that every row of every table is trained;
+clicks follow planted weights of the ids.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ from trainer.training.dense_parameters import dense_optimizer
 DIM, BATCH_SIZE, HIDDEN = 16, 2048, (256, 128)
 EXPONENT = 1.05
 LOWEST_AUC = 0.6
-"""What the planted weights give within an epoch, and no model that learned nothing does."""
+"""Lowest accepted AUC: the planted weights give it within an epoch; a model that learned nothing stays below."""
 PEERS = ("torchrec_fbgemm_rowwise_adagrad", "torch_sparse_adam", "torch_dense_adam")
 
 
-# --- what is trained on ----------------------------------------------------------------------------------------------
+# --- the training data -----------------------------------------------------------------------------------------------
 
 
 def write_log(path: Path, num_rows: int, num_features: int, num_ids: int, seed: int = 0) -> None:
-    """Write columns ``f0``, ``f1`` ... int64, and ``click`` int8; every id of every feature occurs.
+    """Write the columns ``f0``, ``f1`` ... int64, and ``click`` int8; every id of every feature occurs.
 
     Needs num_rows >= 2 num_ids.
     """
@@ -114,7 +114,7 @@ def specs(path: Path, num_features: int, workers: int, threads: int, epochs: int
 
 
 def read(data: PreparedData, steps: int) -> float:
-    """Return the examples of so many steps a second, read as the loop reads them."""
+    """Return the examples read per second over ``steps`` steps, read as the loop reads them."""
     count, start = 0, time.perf_counter()
     with contextlib.closing(data.train_batches(0)) as batches:
         for _ in range(steps):
@@ -123,7 +123,7 @@ def read(data: PreparedData, steps: int) -> float:
 
 
 def trained(directory: Path) -> dict[str, Any]:
-    """Return what the run's events say: the rate after the first progress event, which includes compilation."""
+    """Return figures from the run's events; the rate leaves out the first progress event (with compilation)."""
     events = [json.loads(text) for text in (directory / "events.jsonl").read_text().splitlines()]
     progress = [event for event in events if event["type"] == "progress" and event["epoch"] == 1]
     first, last = progress[0], progress[-1]
@@ -132,7 +132,7 @@ def trained(directory: Path) -> dict[str, Any]:
     aucs = [event["auc"] for event in events if event["type"] == "metric" and event["split"] == "validation"]
     found = {"examples_per_second": round(examples / seconds), "step_ms": round(
         1e3 * seconds / (last["step"] - first["step"]), 3), "validation_auc": aucs}  # fmt: skip
-    # Of a second each: where others use the machine, only the best of them says something.
+    # Each event covers a second; if other programs use the machine, only the best one is meaningful.
     found["best"] = round(max(event["examples_per_second"] for event in progress[1:]))
     waited = [event.get("waited_seconds", 0.0) for event in progress]
     return found | {"waited": round((waited[-1] - waited[0]) / seconds, 4)}
@@ -146,9 +146,9 @@ def _time(event: dict[str, Any]) -> datetime:
 
 
 class _Peer:
-    """The job's MLP over looked-up rows, as plain torch writes it.
+    """The job's MLP over looked-up rows, written in plain torch.
 
-    TorchRec's tables are the kernel that its batched one runs on a CPU: FBGEMM's, with rowwise Adagrad fused.
+    TorchRec's tables use FBGEMM's kernel with fused rowwise Adagrad, as TorchRec's batched tables do on a CPU.
     """
 
     def __init__(self, kind: str, rows: list[int], job: JobSpec):
@@ -184,9 +184,9 @@ class _Peer:
 
 
 def peer(kind: str, data: PreparedData, job: JobSpec, warm_steps: int, steps: int) -> float:
-    """Return examples a second of ``steps`` steps, with the memory of our own loop, after ``warm_steps`` untimed ones.
+    """Return examples per second over ``steps`` steps after ``warm_steps`` untimed ones.
 
-    The first ones touch most rows for the first time, which costs page faults: ours is not timed there either.
+    The first steps touch most rows for the first time, which costs page faults; ours is not timed there either.
     """
     contestant = _Peer(kind, [data.tables[key.table].num_rows for key in data.keys], job)
     with steady_memory(), contextlib.closing(data.train_batches(0)) as batches:
@@ -204,7 +204,7 @@ def peer(kind: str, data: PreparedData, job: JobSpec, warm_steps: int, steps: in
 
 
 def parts(data: PreparedData, job: JobSpec, threads: int, steps: int) -> Iterator[tuple[str, float, float]]:
-    """Yield (part, ms of a step, processor ms of a step): medians of the loop's own calls on batches that are there."""
+    """Yield (part, ms per step, processor ms per step): medians of the loop's own calls, on batches made before."""
     from trainer.distributed.build import build, choose_alpha
 
     use_threads(threads)
@@ -377,8 +377,8 @@ if __name__ == "__main__":
     parser.add_argument("--features", type=int, default=26)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2, help="of each worker")
-    parser.add_argument("--steps", type=int, default=400, help="of case read")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each worker")
+    parser.add_argument("--steps", type=int, default=400, help="steps of case read")
     parser.add_argument("--case", default="", choices=["", "prepare", "read", "parts", "peers", "end_to_end", "dense"])
     parser.add_argument("--folder", type=Path, help="where the log and the run are kept (default: a temporary one)")
     arguments = parser.parse_args()

@@ -1,20 +1,20 @@
-"""Preparation by part: seconds, memory, and polars' coding of the same columns beside it.
+"""Seconds and memory of preparation by part, compared with polars' coding of the same columns.
 
-A click log is written as Parquet: 26 columns of ids (half of them strings of 8 characters), Zipf (exponent 1.05), 13 of
-numbers, a twentieth of them missing. Each case runs in a process of its own. One JSON object per line:
+A click log is written as Parquet: 26 columns of Zipf ids (exponent 1.05; half of them strings of 8 characters) and 13
+of numbers, a twentieth of them missing. Each case runs in its own process. One JSON object per line:
 
 ==========  ===========================================================================================================
 case        what is timed
 ==========  ===========================================================================================================
-``ours``    ``trainer.data.prepare`` of all columns, to the last fsync; ``parts``: (seconds, processor seconds)
+``ours``    ``trainer.data.prepare`` of all columns, up to the last fsync; ``parts``: (seconds, processor seconds)
             up to each of its messages
-``polars``  the same columns of ids read and coded by polars, integers by dense rank and strings by Categorical, the
-            fastest ways it has; nothing is split, counted or written
+``polars``  the same id columns, read and coded by polars, integers by dense rank and strings by Categorical, its
+            fastest ways; nothing is split, counted or written
 ==========  ===========================================================================================================
 
-``peak_mib`` is the resident memory of the process at its highest, memory-mapped files included; ``anonymous_mib`` is
-without these; ``processor_seconds`` are of all threads: where others use the machine, these say more. ``ratio``: ours /
-polars.
+``peak_mib`` is the peak resident memory of the process, memory-mapped files included; ``anonymous_mib`` leaves these
+out. ``processor_seconds`` sum over all threads, and are more reliable if other programs use the machine. ``ratio``:
+ours / polars.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _clocks() -> tuple[float, float]:
 
 
 def polars(path: Path) -> dict[str, Any]:
-    """Code all columns of ids by polars, column by column in one query."""
+    """Code all id columns by polars, column by column in one query."""
     import polars as pl
 
     strings = ID_COLUMNS[1::2]
@@ -124,7 +124,7 @@ CASES = {"ours": ours, "polars": polars}
 
 
 def measured(case: str, path: Path) -> dict[str, Any]:
-    """Run a case in this process; return what it says, and memory."""
+    """Run a case in this process; return its figures and its memory."""
     peak = {"VmRSS": 0, "RssAnon": 0}
     done = threading.Event()
 

@@ -1,16 +1,16 @@
-"""Preparation by tasks on one simulated host and on two: nodes of a real Ray cluster, each held to one processor.
+"""Preparation by tasks on one and on two simulated hosts: nodes of a real Ray cluster, each pinned to one processor.
 
 The log of ``benchmarks.prepare`` is prepared by a driver and a Ray node on processor 0, then by the same driver with a
-second node on processor 1 (``taskset``). Both hosts share this machine's disk, memory bus and operating system; what
-they share of results lies in one directory, so no network is measured. Needs two processors and a checkout. One JSON
-object per line:
+second node on processor 1 (``taskset``). Both hosts share this machine's disk, memory bus and operating system, and
+exchange results through one directory, so no network is measured. Needs two processors and a checkout. One JSON object
+per line:
 
 =====================  ==========================================================================================
 ``seconds``            from the specs to the prepared data on disk, without the start of Ray
 ``leader_seconds``     processor seconds of the driver
 ``host_seconds``       processor seconds of each node's processes meanwhile
-``ratio``              of seconds, one host's to two hosts'
-``processor_ratio``    the same of (leader + busiest host), processor seconds: what remains where others use the machine
+``ratio``              seconds with one host / seconds with two
+``processor_ratio``    the same for processor seconds of leader + busiest host, which other programs hardly change
 =====================  ==========================================================================================
 """
 
@@ -36,7 +36,7 @@ from trainer.data.prepare.encode import SPAN_ROWS
 
 
 class _Measured:
-    """The hosts of a run, with the processor seconds of its nodes' processes."""
+    """The hosts of a run, with the processor seconds of their processes."""
 
     def __init__(self, hosts: Any, nodes: Sequence[int]):
         self._hosts, self._nodes = hosts, nodes
@@ -64,7 +64,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 def lead(directory: Path, span_rows: int, nodes: Sequence[int]) -> dict[str, Any]:
-    """Prepare as the driver of a run in ``directory`` does."""
+    """Prepare like the driver of a run in ``directory``."""
     from trainer.data.prepare.by_tasks import assembly
     from trainer.data.prepare.preparation import prepare
     from trainer.launch.tasks_on_ray import HostsOfCluster
@@ -83,7 +83,7 @@ def lead(directory: Path, span_rows: int, nodes: Sequence[int]) -> dict[str, Any
 
 
 def measured(path: Path, num_hosts: int, span_rows: int) -> dict[str, Any]:
-    """Prepare the log on a cluster of so many nodes."""
+    """Prepare the log on a cluster of ``num_hosts`` nodes."""
     from tests.support.ray_cluster import Cluster
     from trainer.runs.directory import write_run
 
@@ -92,7 +92,7 @@ def measured(path: Path, num_hosts: int, span_rows: int) -> dict[str, Any]:
     cluster.environment["EVENKEEL_CACHE"] = str(path.parent / "cache")
     try:
         cluster.start_head(num_cpus=0)
-        # A node with room for two, so that a single one is no reason to prepare without tasks; its processor is one.
+        # A single node claims two CPUs, since preparation uses no tasks with one; it is still pinned to one processor.
         nodes = [cluster.start_node(num_cpus=2 if num_hosts == 1 else 1).pid for _ in range(num_hosts)]
         for processor, node in enumerate(nodes):
             for process in [psutil.Process(node), *psutil.Process(node).children(recursive=True)]:

@@ -1,28 +1,29 @@
-"""Do item vectors stay put? A consumer frozen on day 0 reads the vectors of every later refresh.
+"""Stability of item vectors: a consumer frozen on day 0 reads the vectors of every later refresh.
 
     python -m benchmarks.refresh [SPEC ...] [--full] [--refreshes 2] [--kinds KIND ...] [--folder DIR]
 
-Trains each spec's job once (day 0; default: BPR on MovieLens-1M, with --full item2vec too) and refreshes it, each day
-on its own nine tenths of the rows. ``refresh`` is ``warm`` (an epoch from the day before with a seed of its own, what a
-schedule does), ``retrain`` (from scratch with a seed of its own, what alignment alone has to put right), ``same_seed``
-(from scratch with day 0's seed, and so from the same initial rows), ``anchor`` (a retrain drawn to what was served the
-day before, ``publish.anchor``), ``frozen_context`` (a retrain against the context of the day before, which is frozen),
-or ``anchor_frozen_context``. All are aligned and gated. The consumer is logistic regression on a movie's first genre,
-fitted on four fifths of the movies and judged on the rest.
+Trains each spec's job once (day 0; default: BPR on MovieLens-1M, with --full item2vec too) and refreshes it on later
+days, each on its own nine tenths of the rows. ``refresh`` is ``warm`` (an epoch from the day before with a new seed, as
+a schedule does), ``retrain`` (from scratch with a new seed, so that only alignment makes vectors comparable),
+``same_seed`` (from scratch with day 0's seed and initial rows), ``anchor`` (a retrain with a penalty on the distance to
+the vectors served the day before, ``publish.anchor``), ``frozen_context`` (a retrain against the frozen context of the
+day before), or ``anchor_frozen_context``. All are aligned and gated. The consumer is a logistic regression that
+predicts a movie's first genre, fitted on four fifths of the movies and evaluated on the rest.
 One JSON line per case:
 
-- ``day0``: the consumer on the vectors it was fitted on, beside the majority class and a probe on popularity alone (the
-  logarithm of a movie's count; with BPR also its learned item bias);
-- ``unaligned``, ``aligned``, ``aligned_ema``, ``rff_aligned_ema``: what the stage served.
+- ``day0``: the consumer on the vectors it was fitted on, compared with the majority class and a probe that reads only
+  popularity (the logarithm of a movie's count; with BPR also its learned item bias);
+- ``unaligned``, ``aligned``, ``aligned_ema``, ``rff_aligned_ema``: the vectors that the stage served.
 
 accuracy: of the frozen consumer, mean over refreshes. retained: accuracy / day-0 accuracy. churn_per_day: share of its
-predictions that differ from the day before. freshness: a consumer refitted on the last published vectors / on that
-day's raw ones. cosine_mean: aligned, to the day before. published: how many refreshes passed the gate (all are served,
-so that every case has all its days); held_by: of the others, each one's metrics that failed.
+predictions that differ from the day before. freshness: accuracy of a consumer refitted on the last published vectors /
+of one refitted on that day's raw vectors. cosine_mean: of aligned vectors to those of the day before. published: how
+many refreshes passed the gate (all are served, so that every case has all its days); held_by: the failed metrics of
+each of the others.
 
-The gate has its starting limits until five refreshes were published, and then what these usually look like.
+The gate uses its starting limits until five refreshes were published, and then limits derived from these.
 
-What must hold goes to stderr as PASS or FAIL with its figures; exit code 1 if something does not.
+Every condition is printed to stderr as PASS or FAIL with its figures; exit code 1 if one fails.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ CASES = {
     "aligned": Settings(ema=None, gate=Gate("report")),
     "aligned_ema": Settings(ema=MovingAverage(), gate=Gate("report")),
 }
-# Goals, above or below; those of a kind that is left out do not apply to it.
+# Goals, with a lower or upper limit; the goals of a kind that was not run are skipped.
 BARS: tuple[tuple[str, str, str, float, bool], ...] = (
     ("retrain", "unaligned", "accuracy", 0.30, False),
     ("retrain", "aligned", "retained", 0.95, True),
@@ -100,7 +101,7 @@ BARS: tuple[tuple[str, str, str, float, bool], ...] = (
 
 
 class Genres:
-    """Movies with a known first genre, split once into those the consumer is fitted on and those it is judged on."""
+    """Movies with a known first genre, split once into movies to fit and movies to evaluate the consumer on."""
 
     def __init__(self, movies: Path, ids: Array):
         genre = first_genres(movies)
@@ -125,26 +126,26 @@ class Genres:
 
 
 def published_vectors(collection: Collection, ids: Array, version: str, view: str | None = None) -> Array:
-    """Return the vectors of a version, [len(ids), dim]; an item that is missing is a zero row."""
+    """Return the vectors of a version, [len(ids), dim]; a missing item has a zero row."""
     _, vectors = collection.open(version).lookup(ids)
     vectors = np.nan_to_num(vectors)
     return collection.view_transform(view, vectors, version) if view is not None else vectors
 
 
 def item_bias(run: Run) -> dict[Any, float]:
-    """Return the bias that BPR learns beside each item's vector; empty for other models."""
+    """Return the bias that BPR learns for each item besides its vector; empty for other models."""
     if run.job.model.kind != "bpr":
         return {}
     checkpoint = latest_valid(run.checkpoints)
     assert checkpoint is not None
     vocabulary = PreparedData.open(run.data).vocabulary("item").to_pylist()
-    # Rows 0 and 1 are padding and unknown; the bias is the column behind the vector.
+    # Rows 0 and 1 are padding and unknown; the bias is the column after the vector.
     rows, _ = checkpoint.read_rows("item", 2, len(vocabulary))
     return dict(zip(vocabulary, rows[:, run.job.model.embedding_dim].tolist(), strict=True))
 
 
 def rows_of(vectors: ItemVectors, ids: Array) -> Array:
-    """Return unit rows of ``ids``, in that order; zero where there is none."""
+    """Return unit rows of ``ids`` in order, zero for ids without a vector."""
     place = {identifier: row for row, identifier in enumerate(np.asarray(vectors.ids).tolist())}
     unit, _ = unit_rows(np.nan_to_num(vectors.vectors))
     return np.stack([unit[place[identifier]] if identifier in place else 0 * unit[0] for identifier in ids.tolist()])
@@ -154,7 +155,7 @@ Day = tuple[Array, Array, list[str]]
 
 
 def follow(genres: Genres, consumer: Any, day0: Array, days: Sequence[Day]) -> dict[str, Any]:
-    """Follow the frozen consumer through all days, each (served features, raw vectors, what failed at the gate)."""
+    """Evaluate the frozen consumer on all days, each (served features, raw vectors, metrics that failed the gate)."""
     before = genres.predict(consumer, day0)
     day0_accuracy = genres.accuracy(before)
     accuracies, flips = [], []
@@ -183,7 +184,7 @@ def refreshes(
 ) -> list[ItemVectors]:
     """Return the item rows of each day.
 
-    Kinds with an anchor or a frozen context go on from what was published the day before.
+    Kinds with an anchor or a frozen context use the version published the day before.
     """
     found, before = [], "day0"
     held = {
@@ -261,7 +262,7 @@ def serve(
     day0: ItemVectors,
     candidates: Sequence[ItemVectors],
 ) -> list[dict[str, Any]]:
-    """Return the lines of one case: ``candidates`` published one after the other to a collection of their own."""
+    """Publish ``candidates`` one after the other to a new collection, and return the lines of this case."""
     target, view = store.collection(name), f"{name}_rff"
 
     def publish(items: ItemVectors, how: Settings) -> Publication:
@@ -295,7 +296,7 @@ def serve(
 
 
 def conditions(lines: Sequence[dict[str, Any]]) -> list[Condition]:
-    """Judge that vectors carry meaning, a frozen consumer keeps working, and without alignment it does not."""
+    """Check that vectors are informative and that a frozen consumer keeps working with alignment but not without."""
     found = []
 
     def add(name: str, value: float, limit: float, above: bool = True) -> None:
@@ -324,10 +325,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--anchor", type=float, default=ANCHOR_STRENGTH, help="strength of publish.anchor")
     parser.add_argument(
         "--new-weight", type=float, default=MovingAverage.new_weight,
-        help="of the average that serves the same runs; what an anchor draws to has the spec's",
+        help="new_weight of the moving average that is served; an anchor's target uses the spec's value",
     )  # fmt: skip
     parser.add_argument("--refresh-epochs", type=int, default=1)
-    parser.add_argument("--folder", type=Path, help="where runs are kept, and found again (default: a temporary one)")
+    parser.add_argument("--folder", type=Path, help="folder of runs, reused if they exist (default: a temporary one)")
     parser.add_argument("--set", dest="changes", action="append", default=[], metavar="PATH=VALUE")
     options = parse(parser, arguments, specs=list(SPECS), refreshes=9, kinds=list(KINDS))
     broken = 0

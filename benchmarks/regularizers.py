@@ -1,12 +1,12 @@
-"""CPU time of a training step by each method of recipe ``dropout``, by SAM and by l2, beside that of no regularizer.
+"""CPU time of a training step with each method of recipe ``dropout``, SAM and l2, compared with no regularizer.
 
 ``python -m benchmarks.regularizers [--data data] [--quick] [--steps 20] [--methods ...]``. The jobs are those of the
-recipe, on epinions in the folder ``--data`` (``--quick``: small ones on a generated click log). Methods take their
-steps in turns in one process and one thread, each on the batches of its own training; the first are not counted.
+recipe, on epinions in the folder ``--data`` (``--quick``: small ones on a generated click log). The methods take turns,
+step by step, in one process and one thread, each on the batches of its own training; the first steps are not counted.
 
-Prints one JSON line per method: ``ours_ms`` and ``peer_ms`` are medians of CPU milliseconds of its step and of one
-without a regularizer, ``ratio`` the first by the second. CPU time, as other programs that want the cores lengthen a
-step by the clock; they slow it down by what they take of caches and of memory's bandwidth all the same.
+Prints one JSON line per method: ``ours_ms`` and ``peer_ms`` are medians of CPU milliseconds of its step and of a step
+without a regularizer, ``ratio`` is the first divided by the second. Unlike wall time, CPU time does not count waiting
+for a core that another program uses; other programs still slow it down through caches and memory bandwidth.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from trainer.training.loop import Trainer
 PLAIN = "none"
 WARM_UP = 3
 OTHERS: dict[str, dict[str, Any]] = {"SAM": {"sam": {"rho": 0.05}}, dropout.L2: {"l2": 1e-3}}
-"""Regularizers that the recipe's main table has no row of."""
+"""Regularizers that are not rows of the recipe's main table."""
 
 
 def jobs_of(data: Path, is_quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec]]:
-    """Return the dataset, and the jobs by method."""
+    """Return the dataset and the jobs by method."""
     trials = dropout.recipe(data, 1, is_quick).jobs
     main_table = [trial for trial in trials if trial.table == trials[0].table]
     jobs = {trial.row: trial.job for trial in main_table}
@@ -50,7 +50,7 @@ def jobs_of(data: Path, is_quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec]
 
 
 def stepper(job: JobSpec, data: PreparedData) -> Callable[[Any], Seconds]:
-    """Return a function that trains the job by one more step, and says its CPU time."""
+    """Return a function that trains the job by one more step and returns its CPU time."""
     sharded = build(job, data, alpha=choose_alpha(job, data.steps_per_epoch))
     trainer = Trainer(job, data, sharded, dense_optimizer(job, sharded))
     sharded.train()
@@ -66,7 +66,7 @@ def stepper(job: JobSpec, data: PreparedData) -> Callable[[Any], Seconds]:
 
 
 def measure(dataset: DatasetSpec, jobs: Mapping[str, JobSpec], steps: int, folder: Path) -> dict[str, np.ndarray]:
-    """Return CPU milliseconds [steps, 2] of each method and of no regularizer."""
+    """Return CPU milliseconds [steps, 2] for each method: with it and without a regularizer."""
     data = prepare(dataset, jobs[PLAIN], folder)
     most = jobs[PLAIN].epochs * data.steps_per_epoch - WARM_UP
     if steps > most:

@@ -1,6 +1,6 @@
-"""The softmax over all items, from queries and item rows, beside torch's ``cross_entropy`` of the same scores.
+"""The softmax over all items, from queries and item rows, compared with torch's ``cross_entropy`` of the same scores.
 
-``python -m benchmarks.retrieval_losses``. Bench ``softmax``: forward and backward; the peer holds all scores at once.
+``python -m benchmarks.retrieval_losses``. Bench ``softmax``: forward and backward; the peer stores all scores at once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from trainer.launch.worker import steady_memory
 from trainer.models.retrieval_losses import RETRIEVAL, Shared, shared_loss
 
 SIZES = (12_800, 3_418), (4_096, 18_357)
-"""Targets of a batch and items of the catalogue: of MovieLens-1M and amazon_sports."""
+"""(targets of a batch, items of the catalogue) of MovieLens-1M and of amazon_sports."""
 DIM = 64
 
 
 def softmax(targets: int, items: int, iterations: int) -> dict[str, Any]:
-    """Print and return the line of one size."""
+    """Print and return the output line of one size."""
     generator = torch.Generator().manual_seed(0)
     whole = RETRIEVAL["softmax"]({}, items)
 

@@ -1,14 +1,13 @@
-"""How a whole step grows with the table, and what a second rank brings.
+"""How the time of a whole step grows with the table, and the speed-up by a second rank.
 
 Case ``rows``: lookup, backward and step of AdamAR (dense moments) on one table of 10 million rows and on one of 1
-million, dim 64, with the same number of ids: what is left of the table's size is caches and page tables. Rows have
-state as if they had been trained. Needs 9 GB.
+million, dim 64, with the same number of ids: the table's size then matters only through caches and page tables. Rows
+have state as if they had been trained. Needs 9 GB.
 
 Case ``ranks``: a whole step (distribution, lookup, MLP, backward, all-reduce, update) of 2 ranks with one thread each,
-and of 1 rank with one thread, on the same batches, without Ray; batches are made while nobody is timed. Both live all
-the time, and work in turns. ``speedup`` is the time of one rank over that of two; ``cpu_ms`` and
-``best_cpu_ms`` what a step takes of a processor on the busiest rank, median and best, which say what the speed-up is
-where nobody else wants the processors.
+and of 1 rank with one thread, on the same batches, without Ray; making the batches is not timed. Both setups stay alive
+and take turns. ``speedup`` is the time of one rank / that of two; ``cpu_ms`` and ``best_cpu_ms`` are the processor time
+of a step on the busiest rank, median and best, which show the speed-up on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ PLANS = ("planner", "row_wise")
 
 
 class Trained:
-    """One table of ``num_rows`` rows that all have been touched, read by all features; and its next steps."""
+    """One table of ``num_rows`` rows that were all trained before, read by all features, and its next steps."""
 
     def __init__(self, distribution: str, num_rows: int):
         features = tuple(f"f{number}" for number in range(NUM_FEATURES))
@@ -65,7 +64,7 @@ class Trained:
 
 
 def rows(distribution: str, threads: int, iterations: int, many: int = MANY, few: int = FEW) -> dict[str, Any]:
-    """Return the line of case ``rows``."""
+    """Return the output line of case ``rows``."""
     torch.set_num_threads(threads)
     large, small = Trained(distribution, many), Trained(distribution, few)
     times = interleave(
@@ -85,7 +84,7 @@ def rows(distribution: str, threads: int, iterations: int, many: int = MANY, few
 
 
 class SummedTraining(Training):
-    """As a job trains: each step ends with the loss of all ranks."""
+    """Training as in a job: each step ends with the loss of all ranks."""
 
     def step_with_loss(self, batch: Batch) -> float:
         """Train on the batch, and return the mean loss of the global batch."""
@@ -104,7 +103,7 @@ class SummedTraining(Training):
 
 
 class Ranks:
-    """``world_size`` processes that train on request, one thread each. They end with :meth:`close` or this process."""
+    """``world_size`` processes that train on request, one thread each, until :meth:`close` or this process ends."""
 
     def __init__(self, world_size: int, workload: Workload, plan: str, folder: str):
         context = multiprocessing.get_context("spawn")
@@ -126,7 +125,7 @@ class Ranks:
         self._ask("prepare")
 
     def step(self) -> None:
-        """Run STEPS_AT_ONCE steps on all ranks. Keeps the losses, and the busiest rank's processor seconds."""
+        """Run STEPS_AT_ONCE steps on all ranks; record the losses and the busiest rank's processor seconds."""
         answers = self._ask("step")
         self.losses.extend(answers[0][0])
         self.cpu_seconds.append(max(seconds for _, seconds in answers))
@@ -171,7 +170,7 @@ def _both(workload: Workload, plan: str) -> Iterator[tuple[Ranks, Ranks]]:
 
 
 def ranks(workload: Workload, plan: str, iterations: int) -> dict[str, Any]:
-    """Return the line of case ``ranks``."""
+    """Return the output line of case ``ranks``."""
     torch.set_num_threads(1)
     with _both(workload, plan) as (two, one):
 
@@ -185,7 +184,7 @@ def ranks(workload: Workload, plan: str, iterations: int) -> dict[str, Any]:
             lambda _: one.step(),
             iterations=iterations,
         )
-    # float32 sums in another order, over a few hundred steps.
+    # The ranks sum float32 in another order, over a few hundred steps.
     torch.testing.assert_close(torch.tensor(two.losses), torch.tensor(one.losses), rtol=1e-2, atol=1e-3)
     cpu_ms, best_cpu_ms = (
         {
@@ -206,7 +205,7 @@ def ranks(workload: Workload, plan: str, iterations: int) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=31)
-    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="of case rows")
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="threads of case rows")
     parser.add_argument("--case", default="", choices=["", "rows", "ranks"])
     parser.add_argument("--many", type=int, default=MANY, help="rows of the large table")
     options = parser.parse_args()

@@ -1,19 +1,19 @@
-"""Several labels of MovieLens-1M in one job, beside a job for each: test AUC of each label, mean over seeds.
+"""Several labels of MovieLens-1M in one job, compared with a job for each: test AUC of each label, mean over seeds.
 
 ``python -m benchmarks.several_labels [--data data/ml1m.parquet] [--full] [--seeds 1] [--epochs 1] [--methods ...]``.
 The labels are ``like`` (rating >= 4) and ``love`` (rating == 5). Rows, order, batch, optimizers and tables are the same
-for every method; hidden layers are as wide and as deep for a label as those of the models that learn it alone:
+for every method; each label has hidden layers of the same width and depth as in the models that learn it alone:
 
 ==============  =====================================================================================================
-alone           dnn, a job for each label: the peer
+alone           dnn, a job for each label, as the peer
 shared_bottom   one hidden layer for both labels, one for each
 mmoe            three such layers as experts, mixed for each label
-ple             an expert for each label, and one for both, in one level
-esmm            a tower for each label; love is given like
+ple             an expert for each label and one for both, in one level
+esmm            a tower for each label; love is conditional on like
 ==============  =====================================================================================================
 
-Prints one JSON line per run, and a Markdown table. The epoch is the one with the best validation AUC, of several labels
-by the mean of their AUCs: a job ends with one set of parameters.
+Prints one JSON line per run, and a Markdown table. The epoch is the one with the best validation AUC; with several
+labels their mean AUC counts, since a job ends with one set of parameters.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class Result(NamedTuple):
-    """One seed of one method: test AUC by label at the best epoch, that epoch (of the last training), its seconds."""
+    """Result of one seed of one method: test AUC by label at the best epoch, that epoch (of the last training)."""
 
     method: str
     seed: int
@@ -61,7 +61,7 @@ class Result(NamedTuple):
 
 
 def dataset_of(path: str, labels: dict[str, Any]) -> DatasetSpec:
-    """Return the data set with one of the labels, or all of them."""
+    """Return the data set with these labels."""
     features = {"user": {"type": "id"}, "item": {"type": "id"}}
     one = {"label": labels[next(iter(labels))]} if len(labels) == 1 else {"labels": labels}
     return parse_dataset({"name": "ml1m", "uri": path, "features": features, "order": "pos", **one})
@@ -102,7 +102,7 @@ def trained(job: JobSpec, data: PreparedData, names: Sequence[str]) -> tuple[dic
 def compare(
     path: str, methods: Sequence[str], num_seeds: int, epochs: int, folder: Path, tell: Callable[..., None]
 ) -> list[Result]:
-    """Run every method with every seed; ``alone`` is a training for each label."""
+    """Run every method with every seed; ``alone`` trains once for each label."""
     results = []
     for seed in range(num_seeds):
         for method in methods:

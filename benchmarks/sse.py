@@ -1,11 +1,11 @@
-"""What SSE costs: the lookup with swaps (p = .01) against the lookup without, and with a separate pass over the ids.
+"""Cost of SSE: the lookup with swaps (p = .01), compared with no swaps and with a separate pass over the ids.
 
-``separate_pass`` is the usual way to add such noise: masks and random rows from torch's generator, then a lookup.
+``separate_pass`` is the usual way to add such swaps: masks and random rows from torch's generator, then a lookup.
 
 Bench ``row_wise``: a whole training step (forward, backward, gradient all-reduce, steps of tables and dense part) of a
-DNN on two gloo ranks of one thread each, tables split by rows, with SSE against without. There ids are swapped before
-they are sent to the ranks of their rows. ``B`` is the global batch; a step lasts until both ranks have ended it. With
-``--threads`` and no number these lines come alone.
+DNN on two gloo ranks of one thread each, tables split by rows, with and without SSE. There ids are swapped before they
+are sent to the ranks of their rows. ``B`` is the global batch; a step lasts until both ranks have ended it. With
+``--threads`` and no number only this bench runs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from embeddings.optim import SGD, AdamAR
 PROBABILITY = 0.01
 NUM_RANKS = 2
 HIDDEN = (128, 64)
-# Only a rank that hangs meets it: one that dies is noticed at once. The first step may compile kernels.
+# For a rank that hangs; one that dies is noticed at once. The first step may compile kernels.
 TIMEOUT = timedelta(minutes=5)
 
 
 def separate_pass(indices: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Return ids swapped with probability p for another row, by whole-tensor operations."""
+    """Return the ids, each swapped for another row with probability p, by whole-tensor operations."""
     drawn = torch.randint(2, num_rows - 1, indices.shape)
     drawn += drawn >= indices
     return torch.where(torch.rand(indices.shape) < PROBABILITY, drawn, indices)
@@ -46,7 +46,7 @@ def run(workload: Workload, iterations: int) -> Iterator[dict[str, Any]]:
     draw = workload.sampler()
     plain = peers.ours(workload, SGD(0.1))
     swapping = peers.ours(workload, SGD(0.1), sse=PROBABILITY)
-    # The same rows for both, so that neither finds its own in a warmer cache.
+    # Both share the same rows, so that neither has a warmer cache.
     swapping.layout.weights = plain.layout.weights
     given = draw()
     different = (plain(*given) != swapping(*given)).any(dim=1).float().mean().item()
@@ -65,18 +65,18 @@ def run(workload: Workload, iterations: int) -> Iterator[dict[str, Any]]:
 
 
 class Batch(NamedTuple):
-    """This rank's samples [start, start + len(labels)) of a batch."""
+    """This rank's part of a batch: the samples from ``start`` on."""
 
     features: Any
     labels: torch.Tensor
     start: int
-    shares: torch.Tensor | None = None  # of losses: none has weights
+    shares: torch.Tensor | None = None  # shares of the loss; None without sample weights
 
 
 class Training:
-    """A DNN over sharded tables with its optimizers, on this rank. Made by every rank at once.
+    """A DNN over sharded tables with its optimizers, on this rank. All ranks must create it together.
 
-    ``plan``: the sharding of every table; ``planner`` leaves it to the planner.
+    ``plan``: the sharding of every table; with ``planner`` the planner chooses it.
     """
 
     def __init__(self, workload: Workload, sse: float | None, plan: str = "row_wise"):
@@ -115,7 +115,7 @@ class Training:
 
 
 def batches(workload: Workload) -> Iterator[tuple[Batch, ...]]:
-    """Yield fresh batches of this rank, each twice: what TorchRec caches for one saves the other contestant nothing."""
+    """Yield fresh batches of this rank, each in two copies, since TorchRec caches results within a batch."""
     from torchrec import KeyedJaggedTensor
 
     draw = workload.sampler()
@@ -124,7 +124,7 @@ def batches(workload: Workload) -> Iterator[tuple[Batch, ...]]:
     keys = [f"f{t}" for t in range(workload.num_tables)]
     lengths = torch.ones(len(keys) * (stop - start), dtype=torch.int64)
     while True:
-        # Every rank draws the whole batch and takes its part.
+        # Every rank draws the whole batch and keeps its part.
         ids = draw()[0].view(len(keys), -1)[:, start:stop].reshape(-1)
         labels = (torch.rand(workload.batch_size, generator=generator) < 0.3).float()[start:stop]
         yield tuple(
@@ -134,14 +134,14 @@ def batches(workload: Workload) -> Iterator[tuple[Batch, ...]]:
 
 
 def time_row_wise(workload: Workload, iterations: int) -> tuple[np.ndarray, int]:
-    """Return milliseconds of a whole step with SSE and without, [iterations, 2], and the ids swapped in a batch.
+    """Return milliseconds [iterations, 2] of a whole step with and without SSE, and the number of swaps in a batch.
 
     Collective.
     """
     swapping, plain = Training(workload, PROBABILITY), Training(workload, None)
     source = batches(workload)
     given = next(source)
-    # Both have the same rows still, so a pooled row that differs is an id that was swapped.
+    # Both still have the same rows, so each pooled row that differs is from a swapped id.
     different = (swapping.pooled(given[0]) != plain.pooled(given[1])).any(dim=2).sum()
     dist.all_reduce(different)
     num_ids = workload.num_tables * workload.batch_size
@@ -156,7 +156,7 @@ def time_row_wise(workload: Workload, iterations: int) -> tuple[np.ndarray, int]
 
 
 def row_wise(workloads: Sequence[Workload], iterations: int) -> None:
-    """Print the lines of bench ``row_wise``. The ranks end with this call, and with this process, however it ends."""
+    """Print the lines of bench ``row_wise``. The ranks end with this call, or when this process ends in any way."""
     with tempfile.TemporaryDirectory(prefix="evenkeel-bench-") as folder:
         arguments = (f"file://{folder}/store", list(workloads), iterations)
         multiprocessing.spawn(_rank, arguments, nprocs=NUM_RANKS, daemon=True)
@@ -164,8 +164,8 @@ def row_wise(workloads: Sequence[Workload], iterations: int) -> None:
 
 @contextlib.contextmanager
 def rank_process(rank: int, world_size: int, store: str) -> Iterator[None]:
-    """Make this process a rank of one thread in a gloo group, and end it with the block."""
-    # Dies with its parent (PR_SET_PDEATHSIG); Ctrl-C is the parent's to handle.
+    """Make this process a rank of one thread in a gloo group for the duration of the block."""
+    # The process dies with its parent (PR_SET_PDEATHSIG); the parent handles Ctrl-C.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)

@@ -1,11 +1,12 @@
-"""How long a job waits: seconds from submit to first step, and from last step to published.
+"""Waiting times of a job: seconds from submission to the first step, and from the last step to publication.
 
 ``python -m benchmarks.startup [--repeat 3] [--case ...] [--workers 1] [--ray-address HOST:PORT]``. A real service in a
-temporary home, through its REST interface, one job at a time: BPR of dim 32 over 100,000 interactions of 1,000 items,
-published. Cases: ``cold``, the first job after the service's start; ``warm``, the same job again; ``refresh``, a day
-later through a schedule, from the version before; ``train``, the first job by ``evenkeel train``, without a service.
+temporary home gets one job at a time through its REST interface: BPR of dim 32 over 100,000 interactions of 1,000
+items, which is published. Cases: ``cold``, the first job after the service's start; ``warm``, the same job again;
+``refresh``, a scheduled job a day later that starts from the previous version; ``train``, the same job by
+``evenkeel train``, without a service.
 With an address, ranks join that Ray cluster (``ray start --head``; RAY_AUTH_TOKEN is its token). One JSON line each
-time; ``parts`` are seconds of what lies between, as the run's own events tell: see :func:`parts_of`.
+time; ``parts`` are the seconds of each phase, by the run's own events: see :func:`parts_of`.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ from trainer.runs.protocol import PROCESS_FILE
 NUM_ROWS, NUM_USERS, NUM_ITEMS, NUM_DAYS = 100_000, 5_000, 1_000, 10
 FIRST_DAY = datetime.date(2026, 3, 1)
 LAST_DAY = FIRST_DAY + datetime.timedelta(NUM_DAYS - 1)
-"""Of the first job: a window ends with the day that it is named after."""
+"""Partition of the first job: the last day of its window."""
 CASES = ("cold", "warm", "refresh", "train")
 POLL_SECONDS = 0.05
 
 
 def write_rows(path: Path) -> None:
-    """Write rows of users of ten kinds, each with items of its own kind.
+    """Write rows of ten kinds of users; each kind takes items of its own kind.
 
-    There is one day more than the first job is trained on.
+    The rows cover one day more than the first job is trained on.
     """
     generator = np.random.default_rng(0)
     count = NUM_ROWS * (NUM_DAYS + 1) // NUM_DAYS
@@ -73,22 +74,22 @@ def job_of(**changes: Any) -> dict[str, Any]:
         "optimizer": {"kind": "adam", "learning_rate": 0.005},
         "epochs": 2,
         "batch_size": 2048,
-        # One pass over random rows: how far its vectors move is not what is measured.
+        # The gate only reports: one pass over random rows makes vectors that move a lot.
         "publish": {"collection": "items", "feature": "item", "gate": {"mode": "report"}},
     }
     return document | changes
 
 
-# --- what a run tells ------------------------------------------------------------------------------------------------
+# --- events of a run -------------------------------------------------------------------------------------------------
 
 
 def parts_of(directory: Path, submitted: float, ended: float) -> dict[str, Any]:
     """Return the fields of a line.
 
-    Parts, in the order of time: ``queue`` until there is a process, ``process`` until it says that it starts (its
-    imports), ``prepare``, ``cluster`` (Ray's), ``workers`` until rank 0 is at its first line, ``build`` until its first
-    batch, ``first step``, ``training`` (what is no other part), ``evaluation``, ``checkpoint``, ``publish``, ``end``
-    until it is seen.
+    The parts in order of time: ``queue`` until the process starts, ``process`` until its first event (imports),
+    ``prepare``, ``cluster`` (start of Ray), ``workers`` until rank 0 runs its first line, ``build`` until its first
+    batch, ``first step``, ``training`` (the rest), ``evaluation``, ``checkpoint``, ``publish``, ``end`` until the end
+    is seen.
     """
     events = [event.fields for event in read_events(directory)]
     phases = [event for event in events if event["type"] == "phase"]
@@ -127,7 +128,7 @@ def _seconds(event: dict[str, Any]) -> float:
 
 
 def _started(directory: Path) -> float | None:
-    """Return when the run's process was started, to a hundredth of a second; None where it is not known."""
+    """Return the start time of the run's process, to a hundredth of a second; None if it is not known."""
     try:
         recorded = json.loads((directory / PROCESS_FILE).read_text("utf-8"))
     except FileNotFoundError:
@@ -152,7 +153,7 @@ def waited_for(client: Client, home: Path, job_id: str, submitted: float) -> dic
 
 
 def served(folder: Path, cases: list[str], repeat: int, workers: int, ray_address: str | None) -> None:
-    """Run cases ``cold``, ``warm`` and ``refresh`` of one service; with an address its ranks join that cluster."""
+    """Run cases ``cold``, ``warm`` and ``refresh`` on one service; with an address its ranks join that cluster."""
     home, resources = folder / "home", {"num_workers": workers}
     variables = {} if ray_address is None else {"EVENKEEL_RAY_ADDRESS": ray_address}
     with serving(home, **variables) as service, Client(service.url, service.key) as client:
@@ -183,7 +184,7 @@ def served(folder: Path, cases: list[str], repeat: int, workers: int, ray_addres
 
 
 def trained(folder: Path) -> None:
-    """Run case ``train``: the same by ``evenkeel train``, from the shell's command to its end."""
+    """Run case ``train``: the same job by ``evenkeel train``, from start to end of the shell command."""
     spec, directory = folder / "train.yaml", folder / "run"
     spec.write_text(yaml.safe_dump_all([dataset_of(folder / "rows.parquet"), {"spec_version": 1, **job_of()}]))
     submitted = time.time()

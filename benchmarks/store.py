@@ -1,14 +1,14 @@
-"""The feature store, embedded and in Redis, against LMDB and SQLite: random ids of a million, and publishing them.
+"""The feature store, embedded and in Redis, against LMDB and SQLite: reading random ids of a million, and publishing.
 
-Vectors are 128 x float16 everywhere; answers are float32 in the order asked for, and are compared. Cases ``embedded
-get`` and ``redis get``: ours is what a request does, the check for a switch included. Case ``publish``: ours writes (to
-disk with fsync, or to Redis), checks and switches, beside the version before; the peers replace the same rows in one
-transaction. ``rows_per_second`` is ours, the peer's beside it. Case ``redis get, large pages``: the server's memory is
-in pages of 2 MB, as docs/guides/store.md has it.
+Vectors are 128 x float16 everywhere; answers are float32 in the requested order, and are compared. Cases ``embedded
+get`` and ``redis get``: ours does what a request does, with the check for a new current version. Case ``publish``: ours
+writes a new version (to disk with fsync, or to Redis), checks it and switches to it, and keeps the previous one; the
+peers replace the same rows in one transaction. ``rows_per_second`` is ours, next to the peer's. Case ``redis get, large
+pages``: the server's memory uses pages of 2 MB, as described in docs/guides/store.md.
 
 Case ``feast``, where EVENKEEL_FEAST_PYTHON names the interpreter of an environment with Feast (docs/guides/store.md):
-the first ``--feast-items`` of the items, exported, materialized into Feast's SQLite online store and read through
-``get_online_features``, in a process of its own after ours has read the same ids.
+the first ``--feast-items`` items are exported, materialized into Feast's SQLite online store and read through
+``get_online_features``, in a separate process after ours has read the same ids.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Items = tuple[np.ndarray, np.ndarray]
 
 
 def make_items(num_items: int) -> Items:
-    """Return ids and directions, which float16 holds without loss."""
+    """Return ids and directions that float16 can store without loss."""
     generator = np.random.default_rng(0)
     vectors = generator.standard_normal((num_items, DIM), dtype=np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -59,7 +59,7 @@ def get(name: str, collection: Collection, peers: list[Any], items: Items, itera
     generator = np.random.default_rng(1)
 
     def draw() -> np.ndarray:
-        # One in ten is not there, but for those whose neighbour is.
+        # About one id in ten is not in the store.
         ids = generator.choice(keys, NUM_IDS)
         ids[:: NUM_IDS // 100] += 1
         return ids
@@ -80,7 +80,7 @@ def put(name: str, collection: Collection, peers: list[Any], items: Items, itera
     turned = [0]
 
     def next_items() -> tuple[Items, np.ndarray]:
-        # Every row is another item's: nothing that the version before has can be shared.
+        # Every item gets another row, so that nothing of the previous version can be reused.
         turned[0] += 1
         if collection.current() is not None:
             collection.retain(1)
@@ -142,7 +142,7 @@ def figures_of_put(num_items: int, ours: np.ndarray, theirs: np.ndarray) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--items", type=int, default=200_000)
-    parser.add_argument("--iterations", type=int, default=300, help="of get; publish takes a twentieth, at least 15")
+    parser.add_argument("--iterations", type=int, default=300, help="of get; publish has a twentieth, at least 15")
     parser.add_argument("--folder", type=Path, help="where the stores are made (default: the system's folder)")
     parser.add_argument("--feast-items", type=int, default=100_000)
     parser.add_argument("--case", default="", help="only cases whose name contains this")
@@ -162,7 +162,7 @@ def main() -> None:
         if url is None:
             print("redis-server is not installed: its cases are left out", file=sys.stderr)
         else:
-            # The version before goes at once: there are no readers of it here.
+            # The previous version is deleted at once: nothing reads it here.
             stores["redis"] = open_store(f"{url}?cache={folder / 'cache'}&grace_seconds=0")
             stores["redis, large pages"] = open_store(f"{large_url}?cache={folder / 'large'}&grace_seconds=0")
         for kind, run, iterations in (("get", get, options.iterations), ("publish", put, num_puts)):

@@ -1,12 +1,12 @@
-"""Two checkouts side by side: whether a change made the tables slower.
+"""Compare two checkouts: whether a change made the tables slower.
 
 ``python -m benchmarks.two_trees BEFORE AFTER [--case lookup/adam_ar ...] [--starts 4] [--rounds 40] [--calls 10]``.
-Both are folders of checkouts whose CPU kernel is built (``python embeddings/kernels/cpu/build.py``). A process for each
-on one and the same core, one thread, of which one at a time works: they take turns, 10 calls each, whose fastest
-counts. Where memory lies is another for each process, so that they are started anew four times.
+Both are folders of checkouts whose CPU kernel is built (``python embeddings/kernels/cpu/build.py``). Each checkout has
+a process with one thread, both on the same core. They take turns of 10 calls each, of which the fastest counts. They
+are started again four times, since memory addresses differ from process to process.
 
 Prints one JSON line for each case: ``ratio`` is the median over starts of the median over rounds of after / before,
-``starts`` those of each start. With one tree twice it says how far two equal ones differ.
+``starts`` the ratio of each start. Given the same tree twice, it shows how far two equal trees differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.support.harness import say
 
 WORKER = Path(__file__).parent / "support" / "timed_tree.py"
 SIZE = {"dim": 64, "num_rows": 200_000, "num_ids": 8192, "num_steps": 500}
-"""Of the table, of a call, and the steps before: most rows are then idle for longer than momentum lives."""
+"""Sizes of the table and of a call, and the steps before timing: most rows are then idle for longer than momentum."""
 CASES = tuple(
     f"{what}/{optimizer}"
     for what in ("lookup", "step")
@@ -33,7 +33,7 @@ CASES = tuple(
 
 
 class Tree:
-    """A process of one checkout."""
+    """A timing process of one checkout."""
 
     def __init__(self, tree: Path, case: str) -> None:
         self._tree = tree
@@ -46,7 +46,7 @@ class Tree:
         self._ask({"what": what, "optimizer": optimizer} | SIZE)
 
     def fastest(self, calls: int) -> float:
-        """Return the milliseconds of the fastest of so many calls."""
+        """Return the milliseconds of the fastest of ``calls`` calls."""
         return min(self._ask(calls))
 
     def end(self) -> None:
@@ -69,7 +69,7 @@ def compare(before: Path, after: Path, case: str, rounds: int, calls: int) -> tu
     """Return the milliseconds of both and the ratio after / before, medians over the rounds of one start."""
     trees = [Tree(before, case), Tree(after, case)]
     try:
-        # The order of the two changes from round to round.
+        # The order alternates from round to round.
         times = []
         for number in range(rounds):
             pair = [0.0, 0.0]

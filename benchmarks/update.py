@@ -1,9 +1,9 @@
-"""Backward and row update. Every contestant gets the same ids and the same output gradient.
+"""Time of backward and row update. Every contestant gets the same ids and the same output gradient.
 
 Peers ``fbgemm_adagrad`` and ``fbgemm_rowwise_adagrad``: backward + update against FBGEMM's fused ones (rowwise Adagrad
-keeps one number for a row where all but our own keep one or two vectors: less work, and said so).
+keeps one number per row where the other optimizers keep one or two vectors, so it has less work).
 ``torch_sparse_adam``: lookup + backward + step against torch.nn.EmbeddingBag with torch.optim.SparseAdam. ``copy``:
-bytes that the update must move for each second, over what a plain copy moves on the same threads. ``lazy``: lookup +
+bytes per second that the update must move, divided by those of a plain copy on the same threads. ``lazy``: lookup +
 backward + step of AdamAR, dense moments against lazy moments.
 """
 
@@ -24,28 +24,28 @@ from embeddings.optim import Adagrad, Adam, AdamAR, RMSprop, RowOptimizer, Rowwi
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 
 EPS = 1e-8
-# SparseAdam adds eps before it corrects the bias of v: with a small one both do the same.
+# SparseAdam adds eps before it corrects the bias of v: with a small eps both compute the same.
 SPARSE_EPS = 1e-12
 COPY_BYTES = 1 << 28
-# Steps before any is timed: rows are then as hot as training keeps them, and momentum is past its costly first steps.
+# Untimed steps: caches are then as in training, and momentum is past its costly first steps.
 WARM_UP = 300
 OPTIMIZERS: dict[str, RowOptimizer] = {
     "adagrad": Adagrad(0.01, eps=EPS),
     "adam_ar dense": AdamAR(1e-3, alpha=1e-5),
     "adam_ar lazy": AdamAR(1e-3, alpha=1e-5, moments="lazy"),
 }
-# Beside these FBGEMM's rowwise Adagrad is timed alone.
+# Only these are compared with FBGEMM's rowwise Adagrad.
 SMALL_STATE: dict[str, RowOptimizer] = {
     "rowwise_adagrad": RowwiseAdagrad(0.01, eps=EPS),
     "rmsprop": RMSprop(1e-3),
     "rowwise_adam_ar dense": RowwiseAdamAR(1e-3, alpha=1e-5),
 }
-# The same rule as the peer's: outputs are compared.
+# Same update rule as the peer: outputs are compared.
 SAME = {"fbgemm_adagrad": "adagrad", "fbgemm_rowwise_adagrad": "rowwise_adagrad"}
 
 
 def update_of(tables: Any, pooled: dict[int, torch.Tensor], number: int, grad: torch.Tensor) -> Callable[[Any], None]:
-    """Return a function that runs backward and update of the output ``pooled[number]``."""
+    """Return a function that runs backward and update for the output ``pooled[number]``."""
 
     def update(_: Any) -> None:
         pooled[number].backward(grad)
@@ -71,14 +71,14 @@ def time_updates(draw: Any, grad: torch.Tensor, contestants: list[Any], iteratio
 def bytes_moved(workload: Workload, rows: float, num_vectors: int) -> float:
     """Return the bytes that an update must move.
 
-    Each touched row and its state are read and written, its last step too; each output gradient is read.
+    Each touched row, its state and its last step are read and written; each output gradient is read.
     """
     row_bytes = 4 * workload.dim
     return rows * (2 * row_bytes * (1 + num_vectors) + 8) + workload.num_tables * workload.batch_size * row_bytes
 
 
 def copy_bandwidth(repetitions: int = 15) -> float:
-    """Return bytes read and written for each second by a copy far larger than the caches, on torch's threads."""
+    """Return bytes read and written per second by a copy far larger than the caches, on torch's threads."""
     source, target = torch.ones(COPY_BYTES // 4), torch.zeros(COPY_BYTES // 4)
     seconds = []
     for _ in range(repetitions + 1):
@@ -115,10 +115,10 @@ def run(workload: Workload, iterations: int) -> Iterator[dict[str, Any]]:
 
 
 def dense_against_lazy(workload: Workload, draw: Any, grad: torch.Tensor, iterations: int) -> Iterator[dict[str, Any]]:
-    """Measure a whole step with dense moments beside one with lazy moments, once rows idle for long are many.
+    """Measure a whole step with dense moments and one with lazy moments, when many rows have been idle for long.
 
-    ``hot``: the share of looked-up rows that were touched within the steps that momentum lives for, and so are read
-    with their moments. It depends on rows and batch: close to 1 on tables that the batches soon go through.
+    ``hot``: the share of looked-up rows that were touched within the lifetime of momentum, whose moments are read too.
+    It depends on rows and batch, and is close to 1 for small tables.
     """
     optimizers = [AdamAR(1e-3, alpha=1e-6), AdamAR(1e-3, alpha=1e-6, moments="lazy")]
     contestants = [peers.ours(workload, optimizer) for optimizer in optimizers]
@@ -142,7 +142,7 @@ def dense_against_lazy(workload: Workload, draw: Any, grad: torch.Tensor, iterat
 def against_memory(
     workload: Workload, name: str, optimizer: RowOptimizer, draw: Any, grad: torch.Tensor, iterations: int
 ) -> Iterator[dict[str, Any]]:
-    """Measure the bandwidth of a step, its sort included, as a share of a copy's."""
+    """Measure the bandwidth of a step, its sort included, as a share of a copy's bandwidth."""
     tables, touched = peers.ours(workload, optimizer), []
 
     def prepare() -> None:
@@ -178,7 +178,7 @@ def against_sparse_adam(workload: Workload, draw: Any, grad: torch.Tensor, itera
         times = interleave(draw, peers.whole_step(tables, grad), theirs, iterations=iterations, warm_up=WARM_UP)
         if name == "adam lazy":
             for t, bag in enumerate(peer.bags):
-                # Gradients that nearly cancel keep the rounding of the order in which they were summed.
+                # When gradients nearly cancel, the result depends on the order of summation.
                 off = (tables.weight(f"t{t}") - bag.weight.detach()).abs() > 1e-5
                 assert off.float().mean() < 1e-5, f"table {t}: {int(off.sum())} elements differ"
         equal = "outputs" if name == "adam lazy" else "ids and gradients"

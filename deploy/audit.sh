@@ -1,6 +1,6 @@
 #!/bin/sh
-# Known vulnerabilities of what deploy/requirements-cpu.lock pins. Exit 1 for one that deploy/audit-allowed.txt does not
-# name; where their data cannot be had (no network) it says so and is done.
+# Reports known vulnerabilities of the packages in deploy/requirements-cpu.lock. Exits with 1 for one that
+# deploy/audit-allowed.txt does not name; if the vulnerability data cannot be fetched, it says so and exits with 0.
 set -eu
 cd "$(dirname "$0")/.."
 python="${1:-.venv/bin/python}"
@@ -17,5 +17,5 @@ elif grep -q "^Found [0-9]* known vulnerabilit" "$log"; then
   exit 1
 else
   reason="$(grep -v '^WARNING' "$log" | tail -n 1 | cut -c1-120)"
-  echo "dependency audit: SKIPPED, the vulnerability data cannot be had here (${reason:-no answer in time})"
+  echo "dependency audit: SKIPPED, the vulnerability data cannot be fetched here (${reason:-no answer in time})"
 fi

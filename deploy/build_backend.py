@@ -15,7 +15,7 @@ Settings = dict[str, Any] | None
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
     """Build the kernel, and a wheel that contains it. Raises BuildError if there is no compiler."""
-    # Loaded by its place: to import the packages takes all of their dependencies.
+    # Imported from its folder: an import of the package would need all of its dependencies.
     sys.path.insert(0, str(Path(__file__).parent.parent / "embeddings" / "kernels" / "cpu"))
     from build import build  # type: ignore[import-not-found]
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the image for each of KINDS (cpu cuda) with podman, buildah or docker, whichever is here, and tells its size and
-# its biggest parts in MB. OPTIONS go to the build; TAG (the version of pyproject.toml) is what
-# docker-compose.yml asks for.
+# Builds the image for each of KINDS (cpu cuda) with podman, buildah or docker, whichever is installed, and prints its
+# size and its largest parts in MB. OPTIONS are passed to the build. TAG (default: the version in pyproject.toml) is the
+# tag that docker-compose.yml uses.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 KINDS="${KINDS:-cpu cuda}"
@@ -14,7 +14,7 @@ fail() { printf 'images: %s\n' "$*" >&2; exit 1; }
 for tool in podman buildah docker none; do
   if command -v "$tool" >/dev/null && "$tool" info >/dev/null 2>&1; then break; fi
 done
-[ "$tool" != none ] || fail "neither podman nor buildah nor a running docker is here: install one (Debian: apt install podman)"
+[ "$tool" != none ] || fail "neither podman nor buildah nor a running docker is available: install one (Debian: apt install podman)"
 
 for kind in $KINDS; do
   case "$kind" in cpu) name="evenkeel:$TAG" ;; cuda) name="evenkeel:$TAG-cuda" ;; *) fail "KINDS is '$kind': cpu, cuda or both" ;; esac

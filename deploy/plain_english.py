@@ -68,7 +68,7 @@ def _of_documents() -> Iterator[str]:
         name = str(path.relative_to(ROOT))
         if not name.startswith(GENERATED):
             for sentence in sentences(path.read_text("utf-8")):
-                # A formula, or a figure with its error, is no word.
+                # Formulas, and figures with their error, do not count as words.
                 count = sum(
                     bool(re.search("[A-Za-z]{2}", word)) for word in re.sub("`[^`]*`", "code", sentence).split()
                 )

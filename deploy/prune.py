@@ -40,6 +40,6 @@ INSTALLED = {canonicalize_name(one.metadata["Name"]) for one in distributions()}
 if __name__ == "__main__":
     superfluous = sorted(INSTALLED - needed("evenkeel", {sys.argv[1], "otel"}) - {"pip"})
     print("prune:", *superfluous)
-    # pip goes last, and takes itself along.
+    # pip goes last and uninstalls itself.
     for names in (superfluous, ["pip"]):
         subprocess.run([sys.executable, "-m", "pip", "uninstall", "-qq", "--yes", *names], check=True)

@@ -59,15 +59,15 @@ def pinned(lock: Path) -> dict[str, tuple[str, list[str]]]:
 
 
 def bill(lock: Path) -> Bom:
-    """Return the bill of what the lock installs for a user.
+    """Return the bill of materials of the lock's packages that a user needs.
 
     Raises:
-        SystemExit: a package that is needed is not in the lock.
+        SystemExit: A needed package is not in the lock.
     """
     pins, graph = pinned(lock), needed(ROOT)
     missing = sorted(graph.keys() - pins.keys() - set(UNLOCKED))
     if missing:
-        raise SystemExit(f"{lock}: has no {', '.join(missing)}: make the lock anew with `make lock`")
+        raise SystemExit(f"{lock}: has no {', '.join(missing)}: update the lock with `make lock`")
     pins |= {name: (importlib.metadata.version(name), []) for name in UNLOCKED}
     parts = {name: _component(name, *pins[name]) for name in graph}
     bom = Bom()
@@ -102,7 +102,7 @@ def _component(name: str, version: str, hashes: list[str]) -> Component:
         purl=PackageURL("pypi", name=name, version=version),
         bom_ref=f"{name}=={version}",
         description=metadata["Summary"],
-        # The wheel of every platform has a hash of its own.
+        # Each platform's wheel has its own hash.
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=one) for one in hashes],
     )
     text = metadata["License-Expression"] or metadata["License"]

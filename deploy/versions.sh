@@ -1,5 +1,5 @@
-# For other scripts to source, in the repository's root: what pyproject.toml says of versions. LOWEST and BELOW: Python is
-# at least the one and below the other. TORCH: the pinned version. VERSION: Evenkeel's own.
+# Sourced by other scripts in the repository's root: sets versions from pyproject.toml. Python must be at least LOWEST and
+# below BELOW. TORCH: the pinned version. VERSION: Evenkeel's own.
 LOWEST="$(sed -n 's/^requires-python = ">=\([0-9.]*\),<[0-9.]*"$/\1/p' pyproject.toml)"
 BELOW="$(sed -n 's/^requires-python = ">=[0-9.]*,<\([0-9.]*\)"$/\1/p' pyproject.toml)"
 VERSION="$(sed -n 's/^version = "\([0-9][^"]*\)"$/\1/p' pyproject.toml)"

@@ -1,4 +1,4 @@
-"""Embedding tables that are looked up, pooled and trained together: SSE, deferred updates, a fused row optimizer."""
+"""A group of embedding tables: pooled lookup, SSE, deferred updates and one fused row optimizer."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class EmbeddingTables(torch.nn.Module):
         sse: swap probability and graph of each feature whose ids Stochastic Shared Embeddings (SSE) swaps, by feature
             name. Swaps happen in training mode only.
         seed: seed of the initial rows and the SSE draws.
-        backend: ``cpu`` (compiled, parallel over samples and rows), ``triton`` (for a GPU, which ``device`` then
-            names), ``fbgemm`` (its fused SGD, Adagrad and rowwise Adagrad) or ``reference`` (plain torch); left out:
-            :func:`default_backend` of the device.
+        backend: ``cpu`` (compiled, parallel over samples and rows), ``triton`` (for the GPU named by ``device``),
+            ``fbgemm`` (its fused SGD, Adagrad and rowwise Adagrad) or ``reference`` (plain torch);
+            left out: :func:`default_backend` of the device.
         dtype: type of stored rows: torch.float64, float32, float16 or bfloat16. Output, gradients and sums are float32
             for half-precision rows, which are stored with stochastic rounding, and ``dtype`` otherwise.
         state_dtype: type of optimizer state; torch.float64 only if rows are float64 too. Left out: the type of the
@@ -94,7 +94,7 @@ class EmbeddingTables(torch.nn.Module):
         self.optimizer = optimizer
         backend = backend or default_backend(device)
         where = device_of(backend, device)
-        # FBGEMM's module for GPUs brings its own storage, which may be larger than the GPU's memory.
+        # FBGEMM's module for GPUs replaces this storage by its own, which may be larger than the GPU's memory.
         home = torch.device("cpu") if backend == "fbgemm" else where
         self.layout = Layout(tables, optimizer, seed, dtype, state_dtype=state_dtype, device=home, bounds=bounds)
         self.features: tuple[str, ...] = tuple(slot.name for slot in self.layout.descriptors)
@@ -109,7 +109,7 @@ class EmbeddingTables(torch.nn.Module):
         self._sse = self._check_sse(dict(sse or {}), sse_outside)
         self._anchor = torch.zeros((), requires_grad=True)
         self._kernel = kernel_of(backend, self.layout, where)
-        # All is 0 still: to write it takes the memory now, not page by page in steps. Rows of nobody can wait for it.
+        # Write zeros to allocate the memory now, not page by page during steps; dynamic tables allocate as they grow.
         self._begin(0, [table for table in self.layout.tables if not table.grows])
 
     def _check_sse(self, sse: Mapping[str, SSEConfig], sse_outside: bool) -> tuple[SSEConfig, ...] | None:
@@ -144,7 +144,7 @@ class EmbeddingTables(torch.nn.Module):
             for rows in (self.weight(table.name), *self.state(table.name).values()):
                 rows.zero_()
         self.birth_step = self.completed_steps = completed_steps
-        # Not looked for where nothing is: it would touch the memory of every row.
+        # Fresh tables cannot be ahead; to check them would touch the memory of every row.
         self._may_be_ahead = False
         for t, table in enumerate(self.layout.tables):
             weight = self.layout.weight(t)
@@ -196,7 +196,7 @@ class EmbeddingTables(torch.nn.Module):
             self._anchor, self, indices.contiguous(), offsets.contiguous(), per_sample_weights, batch_size
         )
         if self.layout.device.type != "cpu" and not torch.is_grad_enabled() and hasattr(self._kernel, "check"):
-            # No step will ask whether the device found a bad id.
+            # Without gradients no step follows that would report a bad id.
             self._kernel.check()
         return output
 
@@ -229,7 +229,7 @@ class EmbeddingTables(torch.nn.Module):
         if self._may_be_ahead:
             last = int(self.layout.last_steps.max()) if self.layout.last_steps.numel() else 0
             if last > self.completed_steps - self.birth_step:
-                # Compiled kernels would read what lies before their coefficients.
+                # Compiled kernels would read memory in front of their arrays of coefficients.
                 raise ValueError(
                     f"a row was last touched at step {last}, after the {self.completed_steps} completed steps: restore "
                     "completed_steps together with the tables"
@@ -334,8 +334,7 @@ class EmbeddingTables(torch.nn.Module):
         """Return a copy of rows, [len(rows), dim], with the deferred updates of all completed steps applied.
 
         ``rows``, int64, are local row numbers; left out: all. With ``decay=False`` the deferred movement by momentum
-        is applied, but not the decay since the last touch: published directions are made of such rows. The stored rows
-        do not change.
+        is applied, but not the decay since the last touch, as for published directions. The stored rows do not change.
 
         Raises:
             ValueError: no such table, or a row outside it.
@@ -423,7 +422,7 @@ class _Lookup(torch.autograd.Function):
 def _is_finite(values: torch.Tensor) -> bool:
     """Return True if all values are finite.
 
-    A sum is finite only where all its terms are, and takes one pass without a temporary; finite terms may sum to more
-    than their type holds, so where the sum is not finite each value is looked at.
+    A sum takes one pass without a temporary, and is finite only if all its terms are. Finite terms can overflow when
+    summed, so if the sum is not finite, each value is checked.
     """
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())

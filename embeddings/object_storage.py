@@ -85,7 +85,7 @@ class ObjectStorage:
         )
 
     def put_file(self, name: str, source: Path) -> None:
-        source.stat()  # obstore says of a missing file what it says of a missing bucket
+        source.stat()  # raises FileNotFoundError; obstore reports a missing file like a missing bucket
         with self._reaching(name):
             obstore.put(self._store, name, source, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
 
@@ -94,7 +94,7 @@ class ObjectStorage:
             try:
                 obstore.put(self._store, name, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
-                # Perhaps by this put: its answer was lost, and it was sent again.
+                # Perhaps this put made it: its response was lost, and the request was sent again.
                 return self.read(name) == data
         return True
 
@@ -109,7 +109,7 @@ class ObjectStorage:
                 put = obstore.put(self._store, name, data, mode=_mode(version), use_multipart=False)  # type: ignore[arg-type]
                 return dict(put)
             except (AlreadyExistsError, PreconditionError):
-                # Perhaps by this put: its answer was lost, and it was sent again.
+                # Perhaps this put changed it: its response was lost, and the request was sent again.
                 now = self.read_version(name)
                 return now[1] if now is not None and now[0] == data else None
 
@@ -157,7 +157,7 @@ class ObjectStorage:
                 try:
                     obstore.delete(self._store, doomed[start : start + DELETED_AT_ONCE])
                 except FileNotFoundError:
-                    # Google's says so of each that is not there, and what comes after it may be left.
+                    # Google Cloud Storage raises this for an absent object, and may not delete those after it.
                     for name in doomed[start : start + DELETED_AT_ONCE]:
                         with contextlib.suppress(FileNotFoundError):
                             obstore.delete(self._store, name)

@@ -63,7 +63,7 @@ class OptimizedEmbedding(torch.nn.Module):
     ) -> None:
         super().__init__()
         if padding_idx not in (None, 0):
-            raise ValueError(f"padding_idx {padding_idx}: padding is row 0, or None: let ids begin behind it")
+            raise ValueError(f"padding_idx is {padding_idx}: use 0 and number the ids from 1, or None")
         config = TableConfig(
             TABLE, num_embeddings, embedding_dim, (TABLE,), pooling="none", init=init or InitConfig("normal", 1.0),
             first_live_row=0 if padding_idx is None else 1,

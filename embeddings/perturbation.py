@@ -32,7 +32,7 @@ class Perturbed:
 
     def restore(self) -> None:
         """Put rows, state and last update steps back as they were, to the last bit; call it once."""
-        # Lookups came in between, and a kernel may have kept rows from them.
+        # Lookups since then may have left rows in a kernel's cache.
         self._layout.access()
         for rows, parts, values in self._saved:
             for part, value in zip(parts, values, strict=True):
@@ -51,13 +51,13 @@ def perturb(tables: EmbeddingTables, scale: float) -> Perturbed:
     """
     layout = tables.layout
     if layout.dtype != layout.compute_dtype:
-        raise ValueError(f"rows of {layout.dtype} cannot hold what is added to them: use float32")
+        raise ValueError(f"rows of {layout.dtype} cannot hold a small change: use float32")
     saved, idle = [], tables._idle_now()
     for t, table in enumerate(layout.tables):
         rows, gradient = row_gradients(layout, t, tables._records)
         state = tables.state(table.name)
         parts = [tables.weight(table.name), state["last_update_step"]]
-        # What is owed is the Adam family's; the state of others is not read by lookups.
+        # Lookups read the state only of optimizers with deferred updates.
         parts += [state[name] for name in layout.vector_names] if idle is not None else []
         moved = read_rows(layout, t, rows, idle) + scale * gradient
         saved.append(Saved(rows, parts, [part[rows] for part in parts]))

@@ -62,7 +62,7 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx, *others, **settings)
         self.seed, self.name, self.sample_offset = seed, name, 0
-        # The draws know reserved rows at the start alone, so ids are turned until padding is row 0.
+        # Draws can reserve rows at the start only, so ids are renumbered cyclically to make padding row 0.
         self._turn = self.padding_idx or 0
         self._first_live_row = 0 if self.padding_idx is None else 1
         if graph is not None:
@@ -79,7 +79,7 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
         self.num_draws += 1
         turn, num_rows = self._turn, self.num_embeddings
         if turn:
-            # An id outside stays outside, for the lookup to refuse.
+            # An id outside the table stays outside, so that the lookup refuses it.
             inside = (input >= 0) & (input < num_rows)
             input = torch.where(inside, (input - turn) % num_rows, torch.where(input < 0, input, input + num_rows))
         swapped = swap_any(

@@ -1,11 +1,11 @@
-"""A scikit-learn consumer of item vectors: trained once, scored on every refresh that comes after.
+"""A scikit-learn consumer of item vectors: trained once, scored on every later refresh.
 
     python examples/consumer_sklearn.py train items labels.parquet model.npz
     python examples/consumer_sklearn.py score items labels.parquet model.npz
 
 ``labels.parquet`` has the columns ``item`` and ``label``. Address and key come from EVENKEEL_URL and EVENKEEL_API_KEY.
-What makes it survive: it standardises with the moments of the day it was trained on, leaves missing items out, and
-looks at the anchor generation, the one thing whose change calls for training anew (exit code 3).
+It keeps working across refreshes because it standardises with the moments of the training day, leaves missing items
+out, and checks the anchor generation: only when that changes must the model be trained again (exit code 3).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RETRAIN = 3
 
 
 def fetch(client: Client, collection: str, labels: Path, version: str) -> tuple[Any, np.ndarray, int]:
-    """(the vectors of the labelled items, their labels, the anchor generation of the version they are of)."""
+    """Return the vectors of the labelled items, their labels, and the anchor generation of the version."""
     table = pq.read_table(labels, columns=["item", "label"])
     got = client.vectors(collection, table["item"], version=version)
     generation = client.version(collection, got.version)["anchor_generation"]
@@ -39,7 +39,7 @@ def train(client: Client, collection: str, labels: Path, model: Path, version: s
     scaler = StandardScaler().fit(got.vectors[got.found])
     classifier = LogisticRegression(max_iter=1000)
     classifier.fit(scaler.transform(got.vectors[got.found]), wanted[got.found])
-    # Two classes have one row of weights: give each class its own.
+    # With two classes scikit-learn has a single row of weights: make one for each class.
     signs = np.array([[-1.0], [1.0]]) if len(classifier.classes_) == 2 else 1.0
     np.savez(
         model,

@@ -3,9 +3,9 @@
     python examples/consumer_torch.py train items labels.parquet model.safetensors
     python examples/consumer_torch.py watch items labels.parquet model.safetensors --polls 3 --seconds 60
 
-``labels.parquet`` has the columns ``item`` and ``label``. ``watch`` asks every ``--seconds``; as long as the version is
-the one it has, the service answers with an empty 304. Address and key come from EVENKEEL_URL and EVENKEEL_API_KEY. Exit
-code 3: the collection began a new anchor generation, train again.
+``labels.parquet`` has the columns ``item`` and ``label``. ``watch`` polls every ``--seconds``; as long as the version
+has not changed, the service answers with an empty 304. Address and key come from EVENKEEL_URL and EVENKEEL_API_KEY.
+Exit code 3: the collection began a new anchor generation, train again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`make demo`: the whole service once, for real, in a temporary home and on a free port.
+"""`make demo`: runs the whole service once, in a temporary home and on a free port.
 
 Starts the service, registers a dataset (the project's own click log, or `--data dataset.yaml`), trains a CTR model with
-Adam and with AdamAR, publishes item vectors, refreshes them twice through a schedule, shows a refresh broken on purpose
-being held, fetches random-Fourier-feature vectors and recomputes them. Ends in the line DEMO OK, or says what failed
-and exits with 1. Whatever it started is gone when it ends.
+Adam and with AdamAR, publishes item vectors, refreshes them twice through a schedule, shows that a deliberately broken
+refresh is held, fetches random-Fourier-feature vectors and recomputes them. It ends with the line DEMO OK, or says what
+failed and exits with 1. It stops everything that it started.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from trainer.spec import DatasetSpec, JobSpec, Publish, SpecError, load_document
 COLLECTION = "items"
 WINDOW_DAYS = 8
 CLICK_LOG = Path(__file__).with_name("clicklog.yaml")
-# Of the service, on a busy machine.
+# Most seconds until the service has started, on a busy machine.
 START_SECONDS = 180.0
 
 
 class DemoFailure(Exception):
-    """Some part did not do what it is there for."""
+    """A phase did not show what it should."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -58,7 +58,7 @@ def say(text: str = "") -> None:
 
 
 class Demo:
-    """The phases, in order. Each raises DemoFailure when what it shows is not so."""
+    """The phases of the demo, in order. Each raises DemoFailure if its check fails."""
 
     home: Path
     client: Client
@@ -101,7 +101,7 @@ class Demo:
         self.seconds[title] = time.monotonic() - start
 
     def prepare_data(self) -> None:
-        """The dataset's manifest and base job; the click log is generated where no manifest was given."""
+        """Load the dataset's manifest and base job; generate the click log if no manifest was given."""
         source = self.data or CLICK_LOG
         dataset, job = load_documents(source)
         require(dataset is not None, f"{source} holds no dataset")
@@ -127,7 +127,7 @@ class Demo:
             self.days = partition_days(dataset)
 
     def start_service(self) -> None:
-        """`evenkeel serve` in its own process, on a port that the system picks."""
+        """Start `evenkeel serve` in its own process, on a port that the system picks."""
         roots = [str(self.home), str(Path(self.dataset.uri).parent)]
         environment = os.environ | {
             "EVENKEEL_HOME": str(self.home / "evenkeel"),
@@ -175,7 +175,7 @@ class Demo:
         say(f"dataset '{self.dataset.name}': {profile['rows']:,} rows, {len(self.days) or 'no'} days")
 
     def compare_optimizers(self) -> None:
-        """The same job twice, identical but for the optimizer of the embedding tables."""
+        """Run the same job twice, with different optimizers of the embedding tables."""
         curves: dict[str, list[float]] = {}
         for kind in ("adam", "adam_ar"):
             job = self.job(f"demo-{kind.replace('_', '-')}", optimizer={"kind": kind})
@@ -187,7 +187,7 @@ class Demo:
         for kind, curve in curves.items():
             say(f"  {kind:<8} " + "  ".join(f"{auc:7.4f}" for auc in curve))
         if self.data is None:
-            # The click log has overfitting planted; on other data it may not be there to show.
+            # The generated click log makes Adam overfit; other data may not.
             adam, adam_ar = curves["adam"], curves["adam_ar"]
             require(max(adam) - adam[-1] > 0.005, "Adam did not overfit on the planted click log")
             require(adam_ar[-1] > adam[-1], "AdamAR ended below Adam on the planted click log")
@@ -200,7 +200,7 @@ class Demo:
         self.expect_published(self.run_job(job))
 
     def refresh(self) -> None:
-        """A daily schedule, triggered for the days after the first window: warm start, align, gate, publish."""
+        """Trigger a daily schedule for the days after the first window: warm start, align, gate, publish."""
         job = self.publishing_job("demo-refresh") | {"init_from": {"collection": COLLECTION, "version": "current"}}
         if self.days:
             job["dataset"]["window"] = {"start": "{firing_date}", "days": WINDOW_DAYS}
@@ -212,7 +212,7 @@ class Demo:
             self.expect_published(self.wait(firing["job_id"]))
 
     def hold_broken_refresh(self) -> None:
-        """Today's vectors with their ids shuffled, put through the stage as a refresh would be."""
+        """Publish today's vectors with shuffled ids, as a refresh would, and check that they are held."""
         store = open_store(self.home / "evenkeel" / "store")
         current = store.collection(COLLECTION).open()
         shuffled = np.random.default_rng(0).permutation(len(current.vectors))
@@ -242,7 +242,7 @@ class Demo:
         return Publish.model_validate({"collection": COLLECTION, "feature": "item"})
 
     def fetch(self) -> None:
-        """RFF vectors over HTTP: dim = 2d, unit norm, and equal to phi recomputed from the published U."""
+        """Fetch RFF vectors over HTTP; check dim = 2d, unit norm, and equality with phi recomputed from U."""
         store = open_store(self.home / "evenkeel" / "store")
         current = store.collection(COLLECTION).open()
         ids = np.random.default_rng(1).choice(np.asarray(current.ids)[np.asarray(current.statuses) == FOUND], 1000)
@@ -281,7 +281,7 @@ class Demo:
     # --- jobs --------------------------------------------------------------------------------------------------------
 
     def job(self, name: str, **changes: Any) -> dict[str, Any]:
-        """The dataset's own job, renamed and changed; never publishing."""
+        """Return the dataset's own job, renamed and changed, without ``publish``."""
         job = {**self.base_job, "name": name, "dataset": {"name": self.dataset.name}, "publish": None, **changes}
         if job["model"]["kind"] != "dnn":
             job["model"] = {"kind": "dnn"}
@@ -289,8 +289,8 @@ class Demo:
         return parse_job(job).model_dump(mode="json")
 
     def publishing_job(self, name: str) -> dict[str, Any]:
-        """A job whose item vectors the loss determines: two_tower, or BPR where labels are drawn negatives or an item
-        has features of its own."""
+        """Return a job whose loss determines the item vectors: two_tower, or BPR if negatives are drawn or items have
+        features of their own."""
         features = self.dataset.features
         require("user" in features and "item" in features, "publishing needs features named user and item")
         implicit = self.dataset.label.negatives is not None
@@ -298,7 +298,7 @@ class Demo:
         job = self.job(name)
         job |= {
             "model": {"kind": "bpr" if implicit or beside_item else "two_tower", "embedding_dim": 16},
-            # Rare items of unknown data do not bear large steps: all would go the first step's way.
+            # On the user's own data a large rate would make rare items all move along their first step.
             "optimizer": {"kind": "adam", "learning_rate": 0.005 if self.data is None else 0.001},
             "epochs": 3,
             "publish": {"collection": COLLECTION, "feature": "item"},
@@ -335,7 +335,7 @@ class Demo:
     # --- end ---------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Ends the service, then every run that it had started."""
+        """Stop the service, then every run that it had started."""
         if hasattr(self, "client"):
             self.client.close()
         service = getattr(self, "service", None)
@@ -351,7 +351,7 @@ class Demo:
 
 
 def partition_days(dataset: DatasetSpec) -> list[str]:
-    """The distinct values of the partition column, in order."""
+    """Return the distinct values of the partition column, in order."""
     column = dataset.partition_column
     assert column is not None
     rows = pads.dataset(dataset.uri, partitioning="hive")
@@ -359,8 +359,8 @@ def partition_days(dataset: DatasetSpec) -> list[str]:
 
 
 def lead(demo: Demo, keep: bool = False) -> int:
-    """Runs the demo to its end, cleans up whatever happened, and returns the exit code."""
-    # SIGTERM ends the demo as Ctrl-C does: through the clean-up below.
+    """Run the demo, clean up in any case, and return the exit code."""
+    # SIGTERM ends the demo like Ctrl-C: through the clean-up below.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     started = time.monotonic()
     succeeded = False

@@ -62,8 +62,8 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     The app's ``state`` holds ``settings``, ``database``, ``store``, ``authenticator``.
 
     Its lifespan migrates the database, creates the first key, and in the roles ``all`` and ``scheduler`` runs the job
-    runner and the scheduler. Ending it leaves training runs running. In the role ``vectors`` it starts without the
-    database if that is down, and accepts the keys it knew last.
+    runner and the scheduler. Its end does not stop training runs. In the role ``vectors`` it also starts while the
+    database is down, and then accepts the API keys that it knew last.
 
     Args:
         settings: The configuration, including the role.
@@ -124,7 +124,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     database: Database = app.state.database
     _make_home(settings)
-    if settings.role != "vectors":  # its database was asked for by serve(), and may be down
+    if settings.role != "vectors":  # serve() has tried the database, which may be down
         await database.start()
         app.state.first_key = await keys.create_first(database, settings)
         _show(settings, app.state.first_key)
@@ -155,7 +155,7 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
         runner = Runner(state.database, state.settings, state.store, executor)
         errors_of = state.metrics.background_errors
         for outcome in sender.OUTCOMES:
-            state.metrics.webhooks.labels(outcome)  # a series that begins with a 1 has not increased, to Prometheus
+            state.metrics.webhooks.labels(outcome)  # start at 0: Prometheus misses an increase from nothing to 1
         state.task_health = healths = tuple(
             TaskHealth(name, on_error=errors_of.labels(name).inc)
             for name in ("runner", "scheduler", "webhooks", "retention")
@@ -169,6 +169,8 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
             retention.run(state.database, state.settings, state.store, healths[3]),
         ]
         tasks = [asyncio.create_task(round_) for round_ in rounds]
+        if executor is not state.executor:
+            tasks.append(asyncio.create_task(asyncio.to_thread(executor.warm_up)))
     if state.settings.role in ("all", "api"):
         tasks.append(asyncio.create_task(_finish_erasures(state.database, state.store)))
     if (sending := otlp_metrics.exporter()) is not None:
@@ -189,7 +191,7 @@ async def _metrics(state: State) -> list[Metric]:
 
 
 async def _finish_erasures(database: Database, store: Store) -> None:
-    """Finish erasures, of every tenant, whose process was killed."""
+    """Finish the erasures of all tenants that were interrupted when a process was killed."""
     try:
         async with database.read() as connection:
             known_tenants = [row.name for row in await connection.execute(keys.tenants())]
@@ -224,16 +226,16 @@ def _show(settings: Settings, first_key: str | None) -> None:
 
 
 def _why_not(settings: Settings, error: Exception) -> str:
-    """Return, in one line, why the service cannot start, and the remedy."""
+    """Return the reason why the service cannot start, and the remedy, as one line."""
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if isinstance(error, UrlError):
         return reason
-    if type(error) is DatabaseError:  # SQLite's word for a file that is damaged, or none of its own
+    if type(error) is DatabaseError:  # the SQLite file is damaged, or is not a database
         reason += ": restore a backup, or move the file away to begin anew (published vectors stay)"
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(settings.home).free
         if free < MIN_FREE_BYTES:
-            reason += f": {free} bytes are free under {settings.home}, make room"
+            reason += f": only {free} bytes are free under {settings.home}, make room"
     is_home = isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename == str(settings.home))
     if is_home:
         return f"cannot start in EVENKEEL_HOME {settings.home}: {reason}"
@@ -272,7 +274,9 @@ def serve(
     try:
         listener = listen(host, port)
     except OSError as error:
-        remedy = "choose another with --port, or end what listens there" if port else "check the host name"
+        remedy = (
+            "choose another port with --port, or stop the process that listens there" if port else "check the host name"
+        )
         print(f"evenkeel: cannot listen on {host}:{port}: {error.strerror}: {remedy}", file=sys.stderr)
         return 1
     with contextlib.ExitStack() as together:
@@ -280,7 +284,7 @@ def serve(
         reason = asyncio.run(_reason_not_to_start(settings))
         try:
             if executor is None:
-                executor_of(settings)  # tried: the lifespan makes its own, and closes it
+                executor_of(settings)  # checks the settings; the lifespan creates and closes its own executor
             tracing.provider()
             otlp_metrics.exporter()
         except (ValueError, RuntimeError) as error:
@@ -289,7 +293,7 @@ def serve(
             print(f"evenkeel: {reason}", file=sys.stderr)
             return 1
         together.enter_context(metrics.shared_by_workers() if num_workers > 1 else contextlib.nullcontext())
-        listener.listen(2048)  # who reads the address below may connect at once, and waits until the start is done
+        listener.listen(2048)  # clients may connect as soon as they read the address; they wait until the start is done
         shown = f"[{host}]" if listener.family == socket.AF_INET6 else host
         print(f"Evenkeel on http://{shown}:{listener.getsockname()[1]}", flush=True)
         config = uvicorn.Config(
@@ -303,13 +307,15 @@ def serve(
         )
         config.load()
         if settings.role == "vectors":
-            # Once, for all of them; pyarrow would import pandas in each, with its first array.
+            # Before the workers fork: otherwise pyarrow imports pandas in each of them, with its first array.
             importlib.import_module("pandas")
-        # A full collection looks at every object there is, a tenth of a second in which nobody is answered. Those of
-        # modules and routes stay for good: they are not looked at again, and workers go on sharing their memory.
+        # A full garbage collection takes a tenth of a second, in which no request is answered. The objects of modules
+        # and routes live as long as the process: freezing excludes them from collections, and workers go on sharing
+        # their memory.
         gc.collect()
         gc.freeze()
-        # A thread that computes gives way to the event loop after this long, not after 5 ms.
+        gc.enable()
+        # A thread that computes lets the event loop run after 0.5 ms, not after Python's default of 5 ms.
         sys.setswitchinterval(SWITCH_SECONDS)
         if settings.role != "vectors":
             return _serve_on(listener, config)
@@ -323,7 +329,7 @@ def listen(host: str, port: int) -> socket.socket:
         OSError: The address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's delay off only for sockets that say TCP: without, small answers take 40 ms.
+    # asyncio disables Nagle's algorithm, with which small answers take 40 ms, only for sockets made with IPPROTO_TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -335,14 +341,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def _reason_not_to_start(settings: Settings) -> str | None:
-    """Try to start and return why that fails, or None; the role ``vectors`` starts without the database."""
+    """Try to start and return the reason for a failure, or None; the role ``vectors`` starts without the database."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS if settings.role == "vectors" else None):
             await _try_start(settings)
     except (*AWAY, SQLAlchemyError, ImportError, RuntimeError) as error:
         if settings.role != "vectors" or isinstance(error, ImportError | UrlError) or not settings.home.is_dir():
             return _why_not(settings, error)
-        log.warning("%s; vectors are served to the keys known last", _why_not(settings, error))
+        log.warning("%s; meanwhile vectors are served to the API keys known before", _why_not(settings, error))
     return None
 
 
@@ -353,7 +359,7 @@ def _serve_on(listener: socket.socket, config: uvicorn.Config) -> int:
     def stop(number: int, frame: object) -> None:
         server.should_exit = True
 
-    # uvicorn raises the signal that ended it once more when it is done: to an orderly end, and exit code 0.
+    # uvicorn raises the signal again after it has stopped. This handler ignores that, so the exit code is 0.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     server.run(sockets=[listener])

@@ -37,5 +37,5 @@ def test_it_names_what_a_user_installs_as_the_lock_has_it():
 def test_a_lock_without_what_is_needed_is_refused(tmp_path: Path):
     lock = tmp_path / "short.lock"
     lock.write_text(re.sub(r"(?m)^fastapi==.*\n(?:    .*\n)*", "", LOCK.read_text()))
-    with pytest.raises(SystemExit, match=r"short.lock: has no fastapi: make the lock anew"):
+    with pytest.raises(SystemExit, match=r"short.lock: has no fastapi: update the lock"):
         sbom.bill(lock)

@@ -97,7 +97,7 @@ def test_each_public_name_has_a_place_on_its_page(rest: dict[str, Any]) -> None:
 def test_a_field_that_kinds_share_is_said_once() -> None:
     text = PAGES["job"]()
     assert text.count("- `focal_gamma`: ") == text.count("- `embedding_dim`: ") == 1
-    assert "\n- as of [model](#model): `focal_gamma`, `focal_alpha`, `embedding_dim`" in text
+    assert "\n- as described in [model](#model): `focal_gamma`, `focal_alpha`, `embedding_dim`" in text
 
 
 def test_an_arrow_to_a_box_that_is_not_there_is_refused() -> None:

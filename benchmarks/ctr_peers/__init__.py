@@ -1,1 +1,1 @@
-"""Our CTR models beside DeepCTR-Torch's and TorchRec's: ``python -m benchmarks.ctr_peers``."""
+"""Our CTR models compared with DeepCTR-Torch's and TorchRec's: ``python -m benchmarks.ctr_peers``."""

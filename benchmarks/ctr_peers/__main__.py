@@ -4,10 +4,10 @@
 ``python -m benchmarks.ctr_peers auc [--out lines.jsonl]`` and ``python -m benchmarks.ctr_peers speed``. Same rows,
 vocabularies, split, dimension, tower, batch size and epochs for all; ours is a job of ``trainer.launch.in_process``, as
 ``evenkeel train`` runs it, with AdamAR and its whole state, and for ``auc`` also with the peers' optimizers, Adam and
-rowwise Adagrad; how each peer is run is said in its file (deepctr, torchrec).
+rowwise Adagrad. The files of the peers (deepctr, torchrec) describe how each is run.
 
-``auc``: each library's learning rate is chosen on the *validation* split with seed 0, on a grid of half decades which
-is climbed from the middle until the best has worse on both sides; then seeds 0 .. N-1, each at its own best validation
+``auc``: each library's learning rate is chosen on the *validation* split with seed 0, by hill climbing on a grid of
+half decades from the middle until both neighbours are worse; then seeds 0 .. N-1, each at its own best validation
 epoch, and the test AUC of that epoch. Seeds have their own order and initial values, and one split. ``speed``: tables
 of 500,000 rows; examples a second while training, after a warm-up, of each library in processes of their own, in turns.
 One JSON line for each training, a table, and the goals as PASS or FAIL; exit code 1 if one fails.

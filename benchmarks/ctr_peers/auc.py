@@ -1,4 +1,4 @@
-"""Which AUC each library reaches: the search for its rate, its seeds, the table and what is asked of ours."""
+"""Comparison of the libraries' AUC: the search for each learning rate, the seeds, the table and the conditions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from benchmarks.support.harness import Condition, climbed, mean_and_deviation
 from trainer.report_pages.section import table_of
 
 SAME_WITHIN = 0.005
-"""AUC by which ours may differ from a peer with its optimizer, either way: initial values differ."""
+"""Largest difference of AUC, in either direction, from a peer with the same optimizer: initial values differ."""
 
 
 def at_best_epoch(line: Line) -> tuple[float, float]:

@@ -3,8 +3,8 @@
 Input is what its ``fit`` takes, an array for each feature, lists padded with 0. Settings are its defaults (initial
 values, L2 of 1e-5 on embeddings), but for tower, dimension and learning rate, which all libraries share, and for the
 first-order weights of its WDL and DCN, which are left out: WDL is then its DNN, and DCN with a matrix DCNv2 in
-parallel. It trains dense gradients; there is no other form. ``verbose=0`` and no metrics while it trains, which is its
-fastest form: with the defaults of its examples it computes an AUC and tells a progress bar at each step.
+parallel. It trains dense gradients; there is no other form. ``verbose=0`` and no metrics while it trains make it
+fastest: with the defaults of its examples it computes an AUC and updates a progress bar at each step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainer.data.columns.jagged import Jagged
 
 PREDICT_BATCH = 8192
 VARIANTS = ("adam", "adam_no_l2", "adagrad_no_l2")
-"""Optimizer and L2. The first is what is trained for AUC; the others leave work out, for speed."""
+"""Optimizer and L2. The first is trained for AUC; the others leave work out, for speed."""
 
 
 def run(request: Request, data: PreparedData) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def imported() -> Any:
     Raises:
         ImportError: The extra is not installed.
     """
-    # At import it asks the index for a newer version, over the network and in a thread that a process waits for.
+    # Its import asks the package index for a newer version, in a thread that the process waits for.
     silent = types.ModuleType("deepctr_torch.utils")
     silent.check_version = lambda version: None  # type: ignore[attr-defined]
     sys.modules.setdefault("deepctr_torch.utils", silent)

@@ -24,7 +24,7 @@ from trainer.runs.events import read_events
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 
 WARM_SECONDS = 4.0
-"""Of a job's progress: what comes before it has compilation and the first touches of all memory in it."""
+"""Start of a job's progress that is not timed: it includes compilation and the first touches of all memory."""
 
 
 def events_of(dataset: DatasetSpec, job: JobSpec, folder: Path, prepared: Path) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def events_of(dataset: DatasetSpec, job: JobSpec, folder: Path, prepared: Path) 
         dataset: the dataset that the job names.
         job: the job to run.
         folder: an existing folder, for the run's files.
-        prepared: the job's rows, coded: the run finds them where it would have written them.
+        prepared: folder of the job's coded rows, which the run reads instead of preparing them.
 
     Raises:
         RuntimeError: The run fails, or did not use these rows.

@@ -1,4 +1,4 @@
-"""How many examples a second each library trains: processes of their own, in turns, the table and what is asked."""
+"""Comparison of the libraries' examples a second, each in its own process, in turns; the table and the conditions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from benchmarks.support.harness import Condition
 from trainer.report_pages.section import table_of
 
 BARS = {DEEPCTR: 5.0, TORCHREC: 0.5}
-"""At least so many times the peer's examples a second."""
+"""Our lowest accepted examples per second, as a multiple of each peer's."""
 
 
 def compare_speed(

@@ -1,4 +1,4 @@
-"""What CTR libraries are compared on: rows, models, and what one training is asked to do.
+"""Tasks on which CTR libraries are compared: rows, models, and the request of one training.
 
 Every library gets the rows as :func:`trainer.data.prepare.preparation.prepare` coded and split them: the same
 vocabularies (row 0 of a table is padding, row 1 the unknown id), the same training, validation and test rows.
@@ -25,7 +25,7 @@ from trainer.spec import DatasetSpec, JobSpec
 MODELS = ("dnn", "dcnv2", "deepfm")
 CROSS_LAYERS = 2
 DENSE_LEARNING_RATE = 0.001
-"""Of Adam beside rowwise Adagrad, ours and TorchRec's."""
+"""Learning rate of Adam for the dense part beside rowwise Adagrad, ours and TorchRec's."""
 HELD_OUT = ("validation", "test")
 NO_SPLIT = {"split": {"kind": "random", "validation": 0.0, "test": 0.0}}
 
@@ -47,8 +47,8 @@ class Task:
     ) -> JobSpec:  # fmt: skip
         """Return our job: a row optimizer with its whole state on the tables, Adam on the rest.
 
-        alpha of AdamAR is chosen by the rule. Adam has the tables' learning rate, and beside rowwise Adagrad the one
-        that it has beside TorchRec's.
+        AdamAR has the default alpha. Adam has the tables' learning rate, or beside rowwise Adagrad
+        DENSE_LEARNING_RATE.
         """
         is_adam = optimizer != "rowwise_adagrad"
         dense_rate = learning_rate if is_adam else DENSE_LEARNING_RATE
@@ -64,7 +64,7 @@ class Task:
             batch_size=self.batch_size,
             seed=seed,
             evaluation=self.evaluation,
-            # Peers write none. The one at the end comes after everything that is timed.
+            # Peers write no checkpoints. The one at the end is not timed.
             checkpoint={"every_steps": 1_000_000, "keep_last": 1},
             resources={"cpus_per_worker": threads},
         )

@@ -3,7 +3,7 @@
 It is TorchRec's EmbeddingBagCollection under DistributedModelParallel, and a plain loop of torch. Its own sharder and
 planner place the tables (one rank, whole, the fused kernel on the CPU). The dense part is ours, module for module, so
 that only the tables, their optimizer and the loop differ; torch's fused Adam trains it, and memory is kept as ours
-keeps it. There is no DistributedDataParallel around it, which one rank has no use for. Batches are made by our reader
+keeps it. There is no DistributedDataParallel around it, which one rank does not need. Batches are made by our reader
 (``reader``), or all are made before anything is timed (``memory``). FBGEMM needs a multiple of four columns: DeepFM's
 rows of 17 are 20 here, 3 unused.
 """
@@ -133,7 +133,7 @@ def built(request: Request, data: PreparedData) -> DistributedModelParallel:
     model = MODELS[request.model](tables, spec, ModelInputs(tuple(data.keys), seed=request.seed))
     fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": request.learning_rate, "eps": 1e-8}
     sharders: list[Any] = [EmbeddingBagCollectionSharder(fused_params=fused)]
-    # Left to itself the planner replicates small tables, and replicas have no fused optimizer.
+    # Without constraints the planner replicates small tables, and replicas have no fused optimizer.
     whole = ParameterConstraints(
         sharding_types=[ShardingType.TABLE_WISE.value], compute_kernels=[EmbeddingComputeKernel.FUSED.value]
     )

@@ -1,4 +1,4 @@
-"""One training of a library on a task's rows: which libraries, their optimizers, where rates are searched."""
+"""One training of a library on a task's rows: the libraries, their optimizers, the start of the search for rates."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ADAM_MIDDLE, ADAGRAD_MIDDLE = 1e-3, HALF_DECADE * 1e-2
 MIDDLE = dict.fromkeys((OURS, "ours_adam", DEEPCTR), ADAM_MIDDLE) | dict.fromkeys(
     ("ours_rowwise_adagrad", TORCHREC), ADAGRAD_MIDDLE
 )
-"""Where the search for a learning rate begins: Adam's own default, and what rowwise Adagrad is used with."""
+"""Start of the search for a learning rate: Adam's own default, and a usual one of rowwise Adagrad."""
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs keep files, and what is reported of each."""
+    """The folder for the files of runs, and the function that reports each."""
 
     folder: Path
     tell: Callable[[Line], None]

@@ -1,4 +1,4 @@
-"""What runs on a machine with a GPU: tests, and kernels and whole steps timed beside their peers.
+"""Tests and benchmarks for a machine with a GPU: kernels and whole steps are timed beside their peers.
 
-`python -m benchmarks.gpu` (`make gpu-check`) runs it in stages, each of which writes what it found at once.
+`python -m benchmarks.gpu` (`make gpu-check`) runs them in stages; each writes its results at once.
 """

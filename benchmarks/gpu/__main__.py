@@ -1,9 +1,9 @@
 """make gpu-check: tests and benchmarks on the GPU of this machine, in stages; writes docs/gpu/NAME.json after each.
 
 Needs a CUDA GPU and a Python (3.11 or later) with numpy, psutil, pytest, hypothesis, triton and torch for CUDA,
-whatever their versions: they are recorded. Nothing of Evenkeel need be installed: run it from the repository. Where
-FBGEMM for CUDA is, it is a peer of what is timed and its module is tested as a backend, and where Evenkeel's
-dependencies are, whole jobs; else it says what was missing (:mod:`benchmarks.gpu.suites`).
+whatever their versions: they are recorded. Evenkeel need not be installed: run it from the repository. If FBGEMM for
+CUDA is installed, it is timed as a peer and its module is tested as a backend. If Evenkeel's dependencies are
+installed, whole jobs are tested; else the report says what was missing (:mod:`benchmarks.gpu.suites`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def missing() -> list[str]:
     lacking = [f"the Python package {name}" for name in NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
         return lacking
-    # Imported where it is known to be there: that it is not is to be said in words.
+    # Imported only here, after the check that it is installed.
     import torch
 
     if torch.version.cuda is None:
@@ -43,7 +43,7 @@ def missing() -> list[str]:
 
 
 def commit() -> str:
-    """Return the commit of the repository, as far as it is one."""
+    """Return the commit of the repository; empty if this folder is not a repository."""
     try:
         command = ["git", "rev-parse", "--short", "HEAD"]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
@@ -52,7 +52,7 @@ def commit() -> str:
 
 
 class Report:
-    """What the stages found, written after each line."""
+    """The results of the stages, written after each line."""
 
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
         self.path = path
@@ -63,7 +63,7 @@ class Report:
         self.path.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
 
     def add(self, stage: str, lines: Callable[[], Iterable[dict[str, Any]]]) -> None:
-        """Run a part of a stage; what fails is recorded, and the next part begins."""
+        """Run a part of a stage; record a failure and go on with the next part."""
         outcomes = self.found["stages"]
         try:
             for one in lines():

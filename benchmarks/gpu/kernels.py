@@ -1,10 +1,10 @@
-"""Lookups, updates and whole steps of the Triton kernel on a GPU: what `python -m benchmarks.gpu` times.
+"""Lookups, updates and whole steps of the Triton kernel on a GPU, timed by `python -m benchmarks.gpu`.
 
-``bandwidth_ratio`` is bytes that have to be moved for each second, over what a copy within the GPU's memory moves; rows
-that several samples share count as often as they are looked up, so it can be above 1 where they are cached. Lookups:
-each id, row and output once; with AdamAR also each last step, and the moments of rows that momentum still moves.
-Updates: each distinct row with its state read and written, each output gradient read; the time contains sorting, whose
-part is ``sort_ms``. Peers are :mod:`benchmarks.gpu.peers`.
+``bandwidth_ratio`` is the bytes that must be moved for each second, divided by those of a copy within the GPU's memory.
+Rows that several samples share count as often as they are looked up, so it can be above 1 if they are cached. Lookups
+move each id, row and output once; with AdamAR also each last step, and the moments of rows that momentum still moves.
+Updates read and write each distinct row with its state, and read each output gradient; their time includes sorting
+(``sort_ms``). Peers are in :mod:`benchmarks.gpu.peers`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def sampler(case: Case) -> Callable[[], tuple[Any, Any]]:
     live = case.num_rows - 2
     cumulative = torch.arange(1, live + 1, device=DEVICE, dtype=torch.float64).pow(-1.05).cumsum(0)
     cumulative /= cumulative[-1].clone()
-    # Which row is frequent has nothing to do with where it lies.
+    # The frequency of a row must not depend on its position.
     places = torch.randperm(live, device=DEVICE) + 2
 
     def draw() -> tuple[Any, Any]:
@@ -169,9 +169,9 @@ def updates(case: Case, copy: float, rounds: int) -> Iterator[dict[str, Any]]:
 def steps(case: Case, copy: float, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a line of lookup, backward and update with AdamAR, beside peers' whole steps.
 
-    Ours are timed apart, and added: its update waits for the lookup, so behind a GPU that is kept waiting the host
-    would be what is timed. ``bytes_ratio``: bytes that ours has to move, over those of a step of rowwise Adagrad; a
-    ratio of times below it says that ours makes more of the memory than that peer.
+    Our lookup and update are timed separately and added: the update waits for the lookup, so with a GPU that is kept
+    waiting the host would be timed. ``bytes_ratio``: bytes that ours has to move, over those of a step of rowwise
+    Adagrad; a ratio of times below it means that ours uses the memory better than that peer.
     """
     draw = sampler(case)
     inputs = [draw() for _ in range(INPUT_SETS)]

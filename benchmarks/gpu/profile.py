@@ -1,4 +1,4 @@
-"""What a step of the Triton kernel with AdamAR takes by GPU kernel, and by function of the host."""
+"""Time of a step of the Triton kernel with AdamAR by GPU kernel, and by function of the host."""
 
 from __future__ import annotations
 

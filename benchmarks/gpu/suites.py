@@ -24,9 +24,9 @@ _FBGEMM = (
 
 @dataclass(frozen=True)
 class Suite:
-    """``arguments`` of pytest; ``probe``: code that fails where what the tests import is not there.
+    """``arguments`` of pytest; ``probe``: code that fails if the tests' imports are not installed.
 
-    ``is_parallel``: whether tests run side by side, where pytest-xdist is there.
+    ``is_parallel``: True to run tests in parallel, if pytest-xdist is installed.
     """
 
     arguments: tuple[str, ...]
@@ -35,7 +35,7 @@ class Suite:
 
 
 KERNEL = Suite(
-    # What kernels compile to is tested against the locked version of Triton, not against this machine's.
+    # Tests of compiled code need the locked version of Triton, not this machine's.
     ("-k", "not compiles", "tests/embeddings/kernels/test_triton.py"),
     is_parallel=True,
 )

@@ -1,4 +1,4 @@
-"""How work on a GPU is timed: by CUDA events behind a GPU that is kept waiting, contestants in turn, on same inputs."""
+"""Timing of work on a GPU: by CUDA events while the GPU is kept waiting, contestants in turn, on the same inputs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-# Without a GPU all of this runs on the CPU, by Triton's interpreter: tests do so, to know that it would run.
+# Without a GPU all of this runs on the CPU, by Triton's interpreter, so that tests can run it.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_GPU = DEVICE == "cuda"
 COPY_BYTES = 1 << (31 if ON_GPU else 21)
 UNTIMED_ROUNDS = 3
-# The GPU waits for so long while a round is handed to it: some 20 ms at 2 GHz, longer than the host takes.
+# Cycles for which the GPU waits while a round is queued: some 20 ms at 2 GHz, longer than the host takes.
 WAIT_CYCLES = 40_000_000
 
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds for one input, [rounds]: of the GPU, and of the host until the GPU had been given the work."""
+    """Milliseconds for one input, [rounds]: of the GPU, and of the host until it had queued the work."""
 
     gpu: np.ndarray
     host: np.ndarray
@@ -48,10 +48,9 @@ def interleave(
 ) -> dict[str, Times]:
     """Return the times of each contestant; the first rounds are not timed.
 
-    A round is all inputs one after the other. The GPU waits until all of them have been handed over, so that the time
-    between two events is the GPU's alone, as it is in a training step whose kernels the host has queued; a contestant
-    that waits for the GPU itself has its waits in it. ``prepare`` makes, untimed, what a contestant is given instead of
-    an input.
+    A round is all inputs one after the other. The GPU waits until all of them are queued, so that the time between two
+    events is the GPU's alone, as in a training step whose kernels the host has queued; it includes the waits of a
+    contestant that waits for the GPU itself. ``prepare`` turns an input, untimed, into the argument of a contestant.
     """
     names = list(contestants)
     gpu: dict[str, list[float]] = {name: [] for name in names}
@@ -95,7 +94,7 @@ def copy_bandwidth(rounds: int = 15) -> float:
 
 
 def line(bench: str, case: str, times: Mapping[str, Times], copy: float, moved: float, **more: Any) -> dict[str, Any]:
-    """Return the line of ours beside its peers, and beside a copy of as many bytes; print it."""
+    """Print and return the line of ours, its peers, and a copy of as many bytes."""
     ours = times["ours"]
     found = {
         "bench": bench, "case": case, "ours_ms": round(ours.median, 4),

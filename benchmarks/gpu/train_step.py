@@ -1,13 +1,12 @@
 """One rank's whole training step on a GPU: tables, a dense network, their optimizers, and the next batch's copy.
 
-``step_ms``: the time of a step in a row of steps, the host and the GPU side by side, by way:
+``step_ms``: the time of a step among consecutive steps, host and GPU together, for each way:
 
 * ``eager``: each step waits for the copy of its batch from pinned memory;
 * ``overlapped``: the next batch is copied on a stream of its own while a step runs;
-* ``dense_graph``: that, and forward and backward of the dense network are a CUDA graph each.
+* ``dense_graph``: the same, with CUDA graphs for forward and backward of the dense network.
 
-``host_ms`` is the time of an eager step with so few samples that the host never waits for the GPU: what it costs the
-host.
+``host_ms`` is the host's time for an eager step with so few samples that the host never waits for the GPU.
 """
 
 from __future__ import annotations

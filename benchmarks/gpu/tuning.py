@@ -1,6 +1,6 @@
-"""How much a program of the Triton kernel should do at a time: times of lookups and updates for each way of tiling.
+"""Choice of tile sizes of the Triton kernel: times of lookups and updates for each way of tiling.
 
-Kernels of every way are compiled first, in processes of their own side by side: `--warm I N` is the I-th of N.
+Kernels of every way are compiled first, in parallel processes: `--warm I N` is the I-th of N.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def warm_all(cases: list[Case]) -> None:
     count = max(1, (os.cpu_count() or 1) - 2)
     command = [sys.executable, "-m", "benchmarks.gpu.tuning", "--cases", *[str(case) for case in cases], "--warm"]
     running = [subprocess.Popen([*command, str(i), str(count)], cwd=ROOT) for i in range(count)]
-    # All are waited for before any failure is told.
+    # Wait for all before a failure is raised.
     codes = [each.wait() for each in running]
     if any(codes):
         raise RuntimeError("a process that compiled the kernels of some ways of tiling failed: its error is above")

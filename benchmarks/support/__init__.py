@@ -1,1 +1,1 @@
-"""What the benchmarks share: timing in turns, peers, services that run, tables of items, faults to plant."""
+"""Code shared by the benchmarks: interleaved timing, peers, running services, item tables, planted faults."""

@@ -1,4 +1,4 @@
-"""Peers in plain torch, behind the interface that the training loop asks of a model."""
+"""Peers in plain torch, with the model interface that the training loop uses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainer.spec import JobSpec
 
 
 class _Pooled(nn.Module):
-    """torch.nn.EmbeddingBag for each feature, tables shared as in the job; output as of TorchRec's collection."""
+    """torch.nn.EmbeddingBag for each feature, tables shared as in the job; output like TorchRec's collection."""
 
     def __init__(self, weights: Mapping[str, Tensor], features: Mapping[str, tuple[str, str]], *, trainable: bool):
         """Build the tables; ``features`` is (table, pooling) by feature.
 
-        Row 0 is padding: it adds nothing and has no gradient.
+        Row 0 is padding: it contributes zero and has no gradient.
         """
         super().__init__()
         self.rows = nn.ParameterDict(
@@ -55,9 +55,9 @@ class _Blocks:
 
 
 class TorchModel:
-    """A model on one process whose embeddings are trained by torch.optim.Adam on dense gradients, or are frozen.
+    """A model in one process whose embeddings are trained by torch.optim.Adam on dense gradients, or are frozen.
 
-    Has what a training loop asks of a trainer.distributed.sharded_model.ShardedModel on one rank.
+    It has the methods of trainer.distributed.sharded_model.ShardedModel that a training loop on one rank uses.
     """
 
     def __init__(self, module: nn.Module, embeddings: _Pooled, job: JobSpec):
@@ -126,4 +126,4 @@ class TorchModel:
             self._optimizer.step()
 
     def discard(self) -> None:
-        """Do nothing: gradients are dropped before the next step."""
+        """Do nothing: gradients are reset before the next step."""

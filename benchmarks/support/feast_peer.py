@@ -1,12 +1,12 @@
-"""Feast as a peer: materializes a feature repository once and reads random ids of it, as JSON.
+"""Feast as a peer: materializes a feature repository once, reads random ids from it, and prints figures as JSON.
 
-It is run by the interpreter of Feast's own environment (docs/guides/store.md). It imports nothing of the project, whose
-dependencies are not there.
+It is run by the interpreter of Feast's own environment (docs/guides/store.md). It imports nothing from this project,
+since that environment lacks its dependencies.
 
     python feast_peer.py FOLDER VIEW ENTITY IDS.npy [IDS.npy ...]
 
-``materialize_seconds``; ``get_ms``, one for each file of ids, whose answer is converted to float32 [n, dim]; ``sums``
-of the answers, for the caller to compare.
+It prints ``materialize_seconds``; ``get_ms`` for each file of ids, conversion to float32 [n, dim] included; and
+``sums`` of the answers, for the caller to compare.
 """
 
 import json
@@ -15,7 +15,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
-from feast import FeatureStore  # type: ignore[import-not-found]  # of its own environment
+from feast import FeatureStore  # type: ignore[import-not-found]  # installed in Feast's environment only
 
 folder, view, entity, *files = sys.argv[1:]
 store = FeatureStore(repo_path=folder)

@@ -1,8 +1,8 @@
-"""How ours and a peer are timed: interleaved in one process, on the same fresh inputs, with the same threads.
+"""Timing of ours and a peer: interleaved in one process, on the same fresh inputs, with the same threads.
 
 One JSON object per line: ``ours_ms`` and ``peer_ms`` are medians, ``ratio`` = ours / peer (below 1 is better), ``iqr``
-the interquartile range of each in milliseconds, ``best`` the fastest of each: where ``iqr`` is as large as the median,
-others were using the machine, and only ``best`` says something.
+the interquartile range of each in milliseconds, ``best`` the fastest of each. If ``iqr`` is as large as the median,
+other programs were using the machine, and only ``best`` is meaningful.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIN_ITERATIONS = 15
 
 @dataclass(frozen=True)
 class Workload:
-    """Tables of one size, one id for each feature and sample, drawn ``zipf`` or ``uniform``."""
+    """Tables of one size; each feature of each sample has one id, drawn ``zipf`` or ``uniform``."""
 
     distribution: str
     num_tables: int
@@ -45,7 +45,7 @@ class Workload:
         offsets = torch.arange(count + 1)
         if self.distribution == "uniform":
             return lambda: (torch.from_numpy(generator.integers(2, self.num_rows, count)), offsets)
-        # Exponent 1.05, as click logs have; which row is frequent has nothing to do with where it lies.
+        # Exponent 1.05, as in click logs; frequent rows are spread at random over the table.
         cumulative = np.cumsum(np.arange(1, live + 1, dtype=np.float64) ** -1.05)
         cumulative /= cumulative[-1]
         places = generator.permutation(live) + 2
@@ -57,7 +57,7 @@ class Workload:
         return draw
 
 
-# A CTR model's tables with short rows and with long ones, many small tables, and a step of 100,000 ids.
+# A CTR model's tables with short and with long rows, many small tables, and a step of 100,000 ids.
 WORKLOADS = tuple(
     Workload(kind, *shape)
     for kind in ("zipf", "uniform")
@@ -66,24 +66,24 @@ WORKLOADS = tuple(
 
 
 def mean_and_deviation(values: Sequence[float] | np.ndarray) -> str:
-    """Return the mean of some runs and their sample standard deviation (n - 1); of one run its value."""
+    """Return the mean of several runs and their sample standard deviation (n - 1); for one run its value."""
     found = np.asarray(values, dtype=np.float64)
     return f"{found.mean():.4f} ± {found.std(ddof=1):.4f}" if len(found) > 1 else f"{found.mean():.4f}"
 
 
 class Seconds(float):
-    """What a contestant returns that says itself how long it took."""
+    """Returned by a contestant that measures its own time."""
 
 
 def interleave(
     make_input: Callable[[], Any], *contestants: Callable[[Any], Any], iterations: int, warm_up: int = 3
 ) -> np.ndarray:
-    """Return milliseconds [iterations, contestants]; each iteration has an input of its own, the order rotates.
+    """Return milliseconds [iterations, contestants]; each iteration has a new input, the order rotates.
 
-    A contestant that returns :class:`Seconds` took these; the others are timed.
+    If a contestant returns :class:`Seconds`, these count; the others are timed.
     """
     if iterations < MIN_ITERATIONS:
-        raise ValueError(f"a median of {iterations} is no figure: take at least {MIN_ITERATIONS} iterations")
+        raise ValueError(f"a median of {iterations} is not reliable: take at least {MIN_ITERATIONS} iterations")
     times = np.empty((iterations, len(contestants)))
     for i in range(-warm_up, iterations):
         given = make_input()
@@ -98,7 +98,7 @@ def interleave(
 
 
 def line(bench: str, case: str, peer: str, times: np.ndarray, **more: Any) -> dict[str, Any]:
-    """Print and return the line of two contestants (ours first). ``more`` adds fields."""
+    """Print and return the output line of two contestants (ours first). ``more`` adds fields."""
     ours, theirs = np.median(times, axis=0)
     low, high = np.percentile(times, [25, 75], axis=0)
     found = {
@@ -113,7 +113,7 @@ def line(bench: str, case: str, peer: str, times: np.ndarray, **more: Any) -> di
 
 
 def say(fields: dict[str, Any]) -> dict[str, Any]:
-    """Print and return a line of ``bench``, ``case`` and figures, with the versions and the processor."""
+    """Print and return an output line: ``fields`` with the versions and the processor."""
     found = {**fields, "versions": versions(), "cpu": cpu()}
     print(json.dumps(found), flush=True)
     return found
@@ -121,7 +121,7 @@ def say(fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold of a benchmark's figures, with the figures behind it."""
+    """A condition on a benchmark's figures, with the figures that decide it."""
 
     name: str
     holds: bool
@@ -132,9 +132,9 @@ class Condition:
 
 
 def climbed(score: Callable[[int], float], start: int = 0) -> int:
-    """Return the n with the highest score, searching from ``start`` until both neighbours of the best are worse.
+    """Return the n with the highest score, found by hill climbing from ``start`` to a local maximum.
 
-    It may be asked for one n several times.
+    ``score`` may be called several times with the same n.
     """
     best = start
     while True:
@@ -156,7 +156,7 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 
 def cpu() -> str:
-    """Return the CPU model and number of cores, as the kernel names them."""
+    """Return the CPU model and number of cores, as reported by the kernel."""
     model = platform.processor() or platform.machine()
     path = Path("/proc/cpuinfo")
     if path.exists():
@@ -168,7 +168,7 @@ def cpu() -> str:
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None, **full: Any) -> argparse.Namespace:
     """Return a benchmark's options. Their defaults take at most three minutes; with ``--full`` they are ``full``."""
     names = ", ".join(f"{name} {value}" for name, value in full.items())
-    parser.add_argument("--full", action="store_true", help=f"what the reports have, up to hours: {names}")
+    parser.add_argument("--full", action="store_true", help=f"the sizes of the reports, up to hours: {names}")
     if parser.parse_known_args(arguments)[0].full:
         parser.set_defaults(**full)
     return parser.parse_args(arguments)
@@ -177,9 +177,9 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = Non
 def main(
     run: Callable[[Workload, int], Iterable[dict[str, Any]]], description: str, usual: str = "T8 N200000 D64"
 ) -> argparse.Namespace:
-    """Run the command line of a kernel benchmark, and return its options.
+    """Run the command line of a kernel benchmark and return its options.
 
-    By default the workloads whose name contains ``usual``, with one thread: at most three minutes.
+    By default it runs the workloads whose name contains ``usual``, with one thread: at most three minutes.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--full", action="store_true", help="every workload, with 1 and 2 threads: up to half an hour")

@@ -1,6 +1,6 @@
-"""Item vectors of many runs of one spec, trained in this process once and kept as files.
+"""Item vectors of many runs of one spec, trained once in this process and kept as files.
 
-The studies of refreshes and faults start from them.
+The benchmarks of refreshes and faults use them.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _COLUMNS = ("vectors", "norms", "evidence", "counts")
 
 
 def succeeded(directory: Path) -> bool:
-    """Return whether the run of this directory came to its end."""
+    """Return whether the run in this directory ended successfully."""
     file = directory / EXIT_FILE
     return file.exists() and bool(json.loads(file.read_text())["state"] == "succeeded")
 
 
 def _name(text: str) -> str:
-    """Return the text in the form that a collection's name may have."""
+    """Return the text as a valid name of a collection."""
     return text.replace("_", "-").replace(".", "-")
 
 
 @dataclasses.dataclass
 class ItemTables:
-    """Runs of one job under ``folder``. The same name is trained once, also when the folder is used again."""
+    """Runs of one job under ``folder``. Each name is trained once, also if the folder is used again."""
 
     dataset: DatasetSpec
     job: JobSpec
@@ -61,15 +61,15 @@ class ItemTables:
         held: dict[str, Any] | None = None,
         **changes: Any,
     ) -> ItemVectors:
-        """Return the item rows of the run ``name``, which is trained unless it is there.
+        """Return the item rows of the run ``name``, which is trained unless it exists.
 
         Args:
-            name: the run; the same name is trained once.
-            seed: the job's.
-            init: the run that it is warm-started from.
-            rows: a file whose rows replace the data set's own.
+            name: name of the run; each name is trained once.
+            seed: seed of the job.
+            init: the run whose weights it starts from.
+            rows: a file whose rows replace those of the data set.
             chain: the collection that it is published to.
-            held: anchor and frozen context in the job's part ``publish``; read with a ``chain``.
+            held: anchor and frozen context in the job's ``publish``; used only with a ``chain``.
             changes: changed fields of the job.
         """
         if chain is not None:
@@ -91,13 +91,13 @@ class ItemTables:
             )  # fmt: skip
             path.with_suffix(".tmp.npz").rename(path)
             if init is not None:
-                # Of many refreshes: their coded rows would fill the disk, and nobody reads them again.
+                # The coded rows of many refreshes would fill the disk, and are not read again.
                 shutil.rmtree(run.data, ignore_errors=True)
         with np.load(path) as file:
             return ItemVectors(file["ids"], **{column: file[column] for column in _COLUMNS})
 
     def begin_chain(self, chain: str, day0: ItemVectors) -> None:
-        """Create a collection whose first version is ``day0``, unless it is there."""
+        """Create a collection whose first version is ``day0``, unless it exists."""
         target = self.chain(chain)
         if target.current() is None:
             publish_candidate(
@@ -116,16 +116,16 @@ class ItemTables:
         return open_store(self._store()).collection(_name(chain))
 
     def run(self, name: str) -> Run:
-        """Return the run of that name, which was trained before."""
+        """Return the run of that name; it must have been trained before."""
         return read_run(self._directory(name))
 
     def rows_but_a_tenth(self, seed: int) -> Path:
-        """Return the data set without a tenth of its rows, another tenth for each seed."""
+        """Return the data set without a tenth of its rows, a different tenth for each seed."""
         keep = np.random.default_rng(seed).random(pq.read_metadata(self.dataset.uri).num_rows) < 0.9
         return self.rows(f"tenth-{seed}", keep)
 
     def rows(self, name: str, keep: Any) -> Path:
-        """Return a file of the data set's rows where ``keep``, bool, is true."""
+        """Return a file of the data set's rows for which ``keep``, bool, is true."""
         path = self.folder / "rows" / f"{name}.parquet"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,12 +136,12 @@ class ItemTables:
         return self.folder / "runs" / name
 
     def _run(self, name: str, seed: int, init: str | None, rows: Path | None, changes: dict[str, Any]) -> Run:
-        # Collections of their own: what is published is the caller's business.
+        # Each run has a collection of its own, since the caller decides what is published to shared ones.
         publish = self._publish() | {"collection": f"own-{_name(name)}"}
         document = self.job.model_dump(mode="json") | {"seed": seed, "name": name, "publish": publish} | changes
         dataset = self.dataset if rows is None else self.dataset.model_copy(update={"uri": str(rows)})
         directory = self._directory(name)
-        # A run that was interrupted goes on from its newest checkpoint.
+        # An interrupted run is resumed from its newest checkpoint.
         if not succeeded(directory):
             print(f"# {self.job.model.kind}: training {name}", file=sys.stderr, flush=True)
             with open(self._log(), "a") as log, contextlib.redirect_stdout(log):

@@ -1,4 +1,4 @@
-"""The peers of the kernel benchmarks, and ours beside them with the same rows."""
+"""The peers of the kernel benchmarks, and our tables with the same rows."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def ours(workload: Workload, optimizer: RowOptimizer, sse: float | None = None, **options: Any) -> EmbeddingTables:
-    """Return our tables with normal rows; ``sse``: the swap probability of every feature."""
+    """Return our tables with normally distributed rows; ``sse``: the swap probability of every feature."""
     return EmbeddingTables(table_configs(workload), optimizer, sse=swaps(workload, sse), **options)
 
 
 def table_configs(workload: Workload) -> list[TableConfig]:
-    """Return table ``t0`` of feature ``f0`` and so on, with normal rows."""
+    """Return table ``t0`` of feature ``f0`` and so on, with normally distributed rows."""
     return [
         TableConfig(f"t{t}", workload.num_rows, workload.dim, (f"f{t}",), init=InitConfig("normal", 0.1))
         for t in range(workload.num_tables)
@@ -40,13 +40,13 @@ def table_configs(workload: Workload) -> list[TableConfig]:
 
 
 def swaps(workload: Workload, sse: float | None) -> dict[str, SSEConfig]:
-    """Return SSE of every feature, or of none."""
+    """Return SSE for every feature, or for none."""
     return {} if sse is None else {f"f{t}": SSEConfig(sse) for t in range(workload.num_tables)}
 
 
 def dnn(embeddings: nn.Module, tables: Sequence[TableConfig], hidden: Sequence[int]) -> DNN:
     """Return our DNN over all features of these tables."""
-    # Only the ranks pay for TorchRec.
+    # Imported here, so that only the ranks load TorchRec.
     from trainer.models.base import ModelInputs
     from trainer.models.registry import DNN
 
@@ -56,7 +56,7 @@ def dnn(embeddings: nn.Module, tables: Sequence[TableConfig], hidden: Sequence[i
 
 
 def whole_step(tables: EmbeddingTables, grad: torch.Tensor) -> Callable[[Any], None]:
-    """Return lookup, backward and step of (indices, offsets), with this output gradient."""
+    """Return a function that runs lookup, backward and step of (indices, offsets) with this output gradient."""
 
     def step(given: Any) -> None:
         tables(*given).backward(grad)
@@ -103,9 +103,9 @@ class TorchSparseAdam:
 
 
 def train(tables: EmbeddingTables, draw: Any, num_steps: int) -> None:
-    """Train real steps, so that rows have the ages and moments that training gives them.
+    """Train some steps, so that rows have ages and moments as in real training.
 
-    The gradient is drawn once: a row gets another part of it in each batch.
+    The gradient is drawn once; a row still gets a different part of it in each batch.
     """
     generator = torch.Generator().manual_seed(0)
     grad: torch.Tensor | None = None

@@ -1,4 +1,4 @@
-"""A service of its own for a benchmark: ``evenkeel serve`` over a home, which ends with all that it started."""
+"""A service for a benchmark: ``evenkeel serve`` over a home, stopped together with everything that it started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START_SECONDS = 120.0
 
 
 class Service(NamedTuple):
-    """A service that answers: its address, a key with every right, and its process."""
+    """A running service: its address, a key with every right, and its process."""
 
     url: str
     key: str
@@ -28,10 +28,10 @@ class Service(NamedTuple):
 
 @contextlib.contextmanager
 def serving(home: Path, *options: str, **variables: str) -> Iterator[Service]:
-    """Run ``evenkeel serve`` over ``home``; data beside it may be read. ``variables``: of its environment.
+    """Run ``evenkeel serve`` over ``home``; it may read data next to ``home``. ``variables``: environment variables.
 
     Raises:
-        RuntimeError: it did not start.
+        RuntimeError: the service did not start.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENKEEL_")}
     environment |= {"EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(home.parent)} | variables

@@ -1,6 +1,6 @@
-"""Peers of the feature store: a table of id and vector bytes in SQLite, and the same in LMDB.
+"""Peers of the feature store: a table of ids and vector bytes in SQLite and in LMDB.
 
-Also a Redis of our own to put the store in.
+Also a Redis server for our store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = np.ndarray
 
 
 class SQLite:
-    """Written in one transaction, read by primary key in one statement."""
+    """SQLite, written in one transaction, read by primary key in one statement."""
 
     name = "sqlite"
 
@@ -46,7 +46,7 @@ class SQLite:
 
 
 class LMDB:
-    """Written in one transaction in the order of the ids (the fastest way), read one by one from the mapped file."""
+    """LMDB, written in one transaction in the order of the ids (the fastest way), read one by one by mmap."""
 
     name = "lmdb"
 
@@ -76,7 +76,7 @@ def rows(vectors: Array) -> Iterator[bytes]:
 
 
 def decoded(found: list[Any], width: int) -> Array:
-    """Return float32 [n, dim] of float16 bytes, zero for None."""
+    """Return float16 bytes as float32 [n, dim], zeros for None."""
     nothing = bytes(width)
     joined = b"".join([nothing if value is None else value for value in found])
     return np.frombuffer(joined, np.float16).reshape(len(found), -1).astype(np.float32)
@@ -84,7 +84,7 @@ def decoded(found: list[Any], width: int) -> Array:
 
 @contextlib.contextmanager
 def redis_server(folder: Path, large_pages: bool = False) -> Iterator[str | None]:
-    """Yield the URL of a Redis process of our own on a free port, without persistence; None if it is not installed."""
+    """Yield the URL of a new Redis process on a free port, without persistence; None if Redis is not installed."""
     if shutil.which("redis-server") is None:
         yield None
         return

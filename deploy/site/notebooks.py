@@ -47,7 +47,7 @@ def run(notebook: dict[str, Any], name: str) -> list[str]:
                 exec(compile("".join(cell["source"]), f"{name}, code cell {number}", "exec"), variables)
         except Exception as error:
             raise RuntimeError(
-                f"{name}, code cell {number}: {error!r}: run it in Jupyter, or mend what it uses"
+                f"{name}, code cell {number}: {error!r}: run it in Jupyter, or fix the code that it uses"
             ) from error
         texts.append(said.getvalue())
     return texts

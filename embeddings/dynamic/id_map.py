@@ -4,7 +4,7 @@ ids = DynamicIdMap(IdMapSettings(capacity=1_000_000, admission_threshold=2, ttl_
 given = ids.assign(raw, step)    # training: entries, which ids were admitted, which evicted
 entries = ids.find(raw)          # evaluation: changes nothing
 
-The plain form is tests/embeddings/dynamic/reference_ids.py.
+tests/embeddings/dynamic/reference_ids.py does the same in plain Python.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from embeddings.kernels.cpu.library import IdMap, library
 
 Int64s = npt.NDArray[np.int64]
 _FIRST_BITS = 10
-# What the numbers of a map are, and why the admission of ids came back: see embeddings/kernels/cpu/src/id_map.h.
+# Indices into the numbers of a map, and reasons why ``admit`` returned: see embeddings/kernels/cpu/src/id_map.h.
 HIGH, FREE, COUNT, COUNTED, NEW, REFUSED = range(6)
 DONE, FULL_MAP, NO_ENTRY, FULL_COUNTERS = range(4)
 
@@ -52,7 +52,7 @@ class DynamicIdMap:
     def __init__(self, settings: IdMapSettings) -> None:
         self.settings = settings
         self._numbers = np.zeros(REFUSED + 1, dtype=np.int64)
-        # Of zeros, so that the system gives memory when it is written.
+        # np.zeros, because the operating system then allocates a page only when it is first written.
         self._ids = np.zeros(settings.capacity, dtype=np.int64)
         self._last_seen = np.zeros(settings.capacity, dtype=np.int32)
         self._free = np.zeros(settings.capacity, dtype=np.int32)
@@ -82,7 +82,7 @@ class DynamicIdMap:
         return int(self._numbers[REFUSED])
 
     def ids(self) -> tuple[Int64s, Int64s]:
-        """Return the taken entries, ascending, and their ids, int64 [len(self)] each."""
+        """Return the entries in use, ascending, and their ids, int64 [len(self)] each."""
         entries = np.flatnonzero(self._last_seen[: self.num_used] >= 0)
         return entries, self._ids[entries]
 
@@ -159,8 +159,8 @@ class DynamicIdMap:
         half = len(self._current)
         if used > self.settings.capacity or len(state["counters"]) != 2 * half:
             raise ValueError(
-                f"the state is of dynamic ids with {used} entries used and {len(state['counters'])} counters, these "
-                f"have capacity {self.settings.capacity} and {2 * half} counters: use the same capacity and "
+                f"the state is of dynamic ids with {used} entries in use and {len(state['counters'])} counters, but "
+                f"these have capacity {self.settings.capacity} and {2 * half} counters: use the same capacity and "
                 "admission_threshold"
             )
         is_live = np.asarray(last_seen) >= 0
@@ -171,7 +171,7 @@ class DynamicIdMap:
             or len(np.unique(ids[is_live])) != count
             or not np.array_equal(np.sort(free), np.flatnonzero(~is_live))
         ):
-            raise ValueError("the state of dynamic ids is damaged: entries, free ones and their numbers do not agree")
+            raise ValueError("the state of dynamic ids is damaged: its entries, free entries and counts do not agree")
         self._numbers[:] = numbers[:-1]
         self._step = int(numbers[-1])
         self._ids[:used], self._last_seen[:used], self._free[:num_free] = ids, last_seen, free
@@ -199,7 +199,7 @@ class DynamicIdMap:
         return self._remove(older)
 
     def _remove(self, entries: Int64s) -> Int64s:
-        # The oldest, and of those the lowest, is the first that is given to somebody else.
+        # New ids get these entries in this order: longest unseen first, then the lowest.
         entries = entries[np.lexsort((entries, self._last_seen[entries]))]
         if len(entries):
             library().id_map_remove(self._described(), entries.ctypes.data, len(entries))

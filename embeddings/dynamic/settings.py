@@ -40,7 +40,7 @@ class IdMapSettings:
                 f"admission_threshold must lie in [1, {MAX_ADMISSION_THRESHOLD}], not {self.admission_threshold}"
             )
         if self.ttl_steps is not None and self.ttl_steps < 1:
-            raise ValueError(f"ttl_steps must be at least 1, not {self.ttl_steps}: leave it out for rows without end")
+            raise ValueError(f"ttl_steps must be at least 1, not {self.ttl_steps}: leave it out if ids never expire")
         if self.eviction_policy not in ("oldest", "refuse"):
             raise ValueError(f"eviction_policy '{self.eviction_policy}' is unknown: use oldest or refuse")
 

@@ -43,7 +43,7 @@ class DynamicTables(torch.nn.Module):
         >>> pooled = tables(torch.tensor([2**61, -5]), torch.tensor([0, 1, 2]))  # in training new ids get rows
         >>> pooled.sum().backward()
         >>> tables.step(1)
-        >>> ids, vectors = tables.vectors("item")  # who has a row, and what is in it
+        >>> ids, vectors = tables.vectors("item")  # ids that have a row, and their rows
         >>> sorted(ids.tolist()), tuple(vectors.shape)
         ([-5, 2305843009213693952], (2, 16))
         >>> tables.take_gone("item").tolist()  # ids that lost their row since the last call
@@ -62,16 +62,16 @@ class DynamicTables(torch.nn.Module):
             num_rows = settings[table.name].num_rows if table.name in settings else None
             if table.grows != (num_rows is not None) or num_rows not in (None, table.num_rows):
                 raise ValueError(
-                    f"table '{table.name}' has {table.num_rows} rows and grows={table.grows}, its settings "
-                    f"{'is not given' if num_rows is None else f'needs {num_rows} rows and grows=True'}"
+                    f"table '{table.name}' has {table.num_rows} rows and grows={table.grows}, but its settings "
+                    f"{'are not given' if num_rows is None else f'need {num_rows} rows and grows=True'}"
                 )
             if table.grows and table.first_live_row != FIRST_ROW:
-                raise ValueError(f"table '{table.name}' grows: its rows 0 and 1 are padding and the unknown id's")
+                raise ValueError(f"table '{table.name}' grows: its rows 0 and 1 must be padding and unknown ids")
         self.tables = EmbeddingTables(tables, optimizer, **options)
         self.features = self.tables.features
         self._names = tuple(table.name for table in tables)
         if missing := sorted(set(settings) - set(self._names)):
-            raise ValueError(f"settings is of tables {missing}, which are not there (there are {list(self._names)})")
+            raise ValueError(f"settings names tables {missing}, which do not exist (there are {list(self._names)})")
         self.ids = {name: DynamicIdMap(settings[name]) for name in self._names if name in settings}
         self._gone: dict[str, list[np.ndarray]] = {name: [] for name in self.ids}
 
@@ -172,13 +172,13 @@ class DynamicTables(torch.nn.Module):
             expected_shapes = {part: (count, *rows.shape[1:]) for part, rows in parts.items()}
             shapes = {part: tuple(rows.shape) for part, rows in given.items()}
             if shapes != expected_shapes:
-                raise ValueError(f"table '{name}': the state has rows of {shapes}, not of {expected_shapes}")
+                raise ValueError(f"table '{name}': the state has rows of shapes {shapes}, not {expected_shapes}")
         for name, given in state["tables"].items():
             for part, rows in self._parts(name).items():
-                # Rows of nobody stay 0: they were never written.
+                # Rows that never belonged to an id stay 0.
                 rows[len(given[part]) : self._num_used(name)] = 0
                 rows[: len(given[part])] = given[part]
-        # States of earlier releases do not have who is gone.
+        # States of earlier releases lack the ids that lost their row.
         gone = state.get("gone", {})
         self.ids, self._gone = loaded, {name: [gone[name]] if name in gone else [] for name in loaded}
         self.tables.discard()

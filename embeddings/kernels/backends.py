@@ -46,7 +46,7 @@ def kernel_of(backend: str, layout: Layout, device: torch.device) -> Kernel:
     if backend == "reference":
         return ReferenceKernel(layout)
     if backend == "fbgemm":
-        # FBGEMM takes a second to import: only who uses it pays.
+        # FBGEMM takes a second to import, so import it only when it is used.
         from embeddings.kernels.fbgemm import fbgemm_kernel
 
         return fbgemm_kernel(layout, device)
@@ -58,7 +58,7 @@ def kernel_of(backend: str, layout: Layout, device: torch.device) -> Kernel:
                 "backend 'triton' needs the package triton, which is not installed: it comes with torch for CUDA "
                 "(make setup EXTRA=cuda); on a machine without a GPU use backend 'cpu'"
             )
-        # Triton reads TRITON_INTERPRET when it is imported: not before it is needed.
+        # Triton reads TRITON_INTERPRET when it is imported, so import it only when it is used.
         from embeddings.kernels.triton.kernel import TritonKernel
 
         return TritonKernel(layout)

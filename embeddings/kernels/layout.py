@@ -16,11 +16,11 @@ from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import Pooling, TableConfig
 from embeddings.tables.element_types import ELEMENT_TYPES, ElementType
 
-# Elements in a cache line of the narrowest type.
+# Alignment of a table's start, in elements: a cache line of 64 bytes of float32.
 _LINE = 16
 
 
-# Types of stored rows, and the type in which they are summed, moved and returned.
+# For each type of stored rows, the type in which they are summed, updated and returned.
 COMPUTE_DTYPES: dict[torch.dtype, torch.dtype] = {
     getattr(torch, name): getattr(torch, one.compute) for name, one in ELEMENT_TYPES.items()
 }
@@ -114,8 +114,8 @@ class Layout:
     """The storage of all tables: flat tensors of weights, of state vectors and of last steps.
 
     Weights of a table are contiguous [row_count, dim]. Its state vectors are interleaved: row after row of [m | v], so
-    that a touched row is two runs of memory, not three. Last steps stand apart, sixteen to a cache line, because every
-    lookup reads one (docs/adr/0046 has the measurement); so does state that is one number for each row.
+    that a touched row is two runs of memory, not three. Last steps are stored apart, sixteen to a cache line, because
+    every lookup reads one (docs/adr/0046 has the measurement). State with one number for each row is stored apart too.
 
     Attributes:
         weights: flat, of ``dtype``; vectors, row_values: flat, of ``state_dtype``; last_steps: int32, flat.
@@ -244,7 +244,7 @@ class Layout:
         self.access()
         twin = copy.copy(self)
         if self.on_access is not None:
-            # Its kernel may hold more than a GPU's memory: the twin's takes these over and places them itself.
+            # The tables may exceed the GPU's memory, so copy them to the CPU; the copy's kernel then places them.
             twin.on_access, twin.device = None, torch.device("cpu")
         for name in ("weights", "vectors", "row_values", "last_steps"):
             setattr(twin, name, getattr(self, name).to(twin.device, copy=True))
@@ -261,8 +261,8 @@ def _check_types(dtype: torch.dtype, state_dtype: torch.dtype | None, optimizer:
         return
     if torch.float64 in (dtype, state_dtype) and dtype != state_dtype:
         raise ValueError(
-            f"state_dtype {state_dtype} beside rows of {dtype}: rows of torch.float64 have state of torch.float64, "
-            "all others state of 32 or 16 bits; leave state_dtype out for that of the output"
+            f"state_dtype {state_dtype} does not go with rows of {dtype}: rows of torch.float64 need state of "
+            "torch.float64, all others state of 32 or 16 bits; leave state_dtype out for the type of the output"
         )
     if optimizer.keeps_mean_square and not _element(state_dtype).holds_mean_squares:
         raise ValueError(
@@ -280,7 +280,7 @@ def _descriptors(tables: Sequence[TableConfig]) -> tuple[FeatureDescriptor, ...]
     column = 0
     for t, table in enumerate(tables):
         for feature, pooling in zip(table.features, table.pooling, strict=True):
-            # TableConfig has made pooling one word for each feature.
+            # TableConfig has expanded pooling to one value for each feature.
             how = cast(Pooling, pooling)
             descriptors.append(
                 FeatureDescriptor(len(descriptors), feature, t, column if how != "none" else 0, table.dim, how)

@@ -1,6 +1,6 @@
 """Row optimizers: their configurations, schedules, deferred updates and stochastic rounding; kernels carry them out.
 
-A file for each family, ``registry`` has them by the name that a job gives. Nothing here needs torch.
+Each family has a file; ``registry`` maps the names that jobs use to them. Nothing here needs torch.
 """
 
 from embeddings.optim.adagrad import Adagrad, AdagradAR, RowwiseAdagrad

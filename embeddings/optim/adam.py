@@ -66,7 +66,7 @@ class Adam(RowOptimizer):
             )
 
     def idle_steps_until(self, vanished: float) -> int:
-        """Return the number of steps without a touch after which movement by momentum is ``vanished`` of the first."""
+        """Return the number of steps without a touch until movement by momentum is ``vanished`` times the first."""
         return math.ceil(math.log(vanished) / math.log(self.idle_ratio))
 
     @property

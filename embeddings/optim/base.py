@@ -25,7 +25,7 @@ FIRST_TOUCH = ("keep", "literal")
 DECAYS = ("at_read", "by_epoch")
 # Largest factor by which a decay, with dense moments, may widen the gap between a stored row and its value.
 MAX_LEAD = 32.0
-# Where rows are stored as they are: P and r^J below this add nothing to a float64.
+# For rows that are not stored ahead: P and r^J below this add nothing to a float64.
 VANISHED_PRESENT = 1e-18
 # Largest number of idle steps over which a row's momentum is computed.
 MAX_HORIZON = 1 << 16
@@ -45,7 +45,7 @@ class TouchedRows:
         step: The step, from 1.
         rate: The learning rate at this step.
         coefficients: Coefficients of the deferred updates, if any: rows may be stored ahead of their momentum.
-        left: Share of each row that its decay has left since its last touch [n, 1]; None if moments do not decay.
+        left: Share of each row that remains after the decay since its last touch [n, 1]; None if moments do not decay.
     """
 
     theta: torch.Tensor
@@ -136,7 +136,7 @@ class RowOptimizer:
 
     @property
     def read_decay(self) -> tuple[float, int | None]:
-        """alpha of the decay that a read applies to an untouched row, and the steps of an epoch if it is by epoch."""
+        """alpha of the decay that a read applies to an untouched row, and the steps of an epoch for decay by epoch."""
         return 0.0, None
 
     @property
@@ -203,7 +203,7 @@ class AdaptiveDecay:
     epoch_steps: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]  # of the optimizer whose step it is
+        super().__post_init__()  # type: ignore[misc]  # defined by the optimizer class
         if not 0.0 < self.alpha < float("inf"):
             plain = type(self).__name__.removesuffix("AR")
             raise ValueError(f"alpha must be a finite number above 0, not {self.alpha}: for no decay use {plain}")

@@ -1,4 +1,4 @@
-"""Deferred updates: what dense semantics do to a row that no batch touches, in closed form, applied when it is read.
+"""Deferred updates: the updates of untouched rows under dense semantics, in closed form, applied when a row is read.
 
 A row was last touched at step s (0 = never) with value theta and moments m, v; K steps are complete; J = K - s steps
 have passed without a touch. Dense semantics move it at each of these steps t = s + j by its decay and its momentum.
@@ -8,26 +8,26 @@ beta1^t), and a_j = sqrt(1 - beta2^t) beta2^{-j/2}, its value now is
 
     theta_read = P_J theta - sum_{j <= J} w_j m / (sqrt(v) + eps a_j),      w_j = (P_J / P_j) eta_t r^j c_t
 
-(with eps inside the root, sqrt(v + eps a_j^2)). eta is known of every step, past and future, so this is exact under a
+(with eps inside the root, sqrt(v + eps a_j^2)). eta is known for every step, past and future, so this is exact under a
 learning-rate schedule too.
 
-**Stored ahead.** r^j vanishes, so a row that is not touched for J* steps has moved all it will. What is stored at a
-touch is therefore theta~ = theta - sum_{j <= J*} (1 / P_j) eta_t r^j c_t m / (sqrt(v) + eps a_j): a row that was not
-touched for J* steps or longer reads P_J theta~ and needs neither m nor v, and a row touched lately takes back what has
-not happened yet,
+**Stored ahead.** r^j vanishes, so momentum stops moving a row after J* steps without a touch. A touch therefore stores
+theta~ = theta - sum_{j <= J*} (1 / P_j) eta_t r^j c_t m / (sqrt(v) + eps a_j), the row after all this movement. A row
+that was not touched for J* steps or longer reads P_J theta~ and needs neither m nor v. A row touched lately reads
+theta~ without the movement that is still to come,
 
     theta_read = P_J theta~ + sum_{J < j <= J*} w_j m / (sqrt(v) + eps a_j).
 
-What is left out is at most eta r^{J*} / (1 - r). Where alpha is so large that P vanishes before r^J does, the sum would
-be huge and rows are stored as they are (``ahead`` is False); what is then left out after J* steps has vanished as well.
-Whether rows are stored ahead is a function of the optimizer's settings alone.
+The terms left out sum to at most eta r^{J*} / (1 - r). If alpha is so large that P vanishes before r^J does, the sum
+would be huge, and rows are not stored ahead (``ahead`` is False); terms left out after J* steps have then vanished too.
+``ahead`` depends on the optimizer's settings alone.
 
 **A few nodes for each sum.** All three sums have positive weights and are one function of each element's sqrt(v) / eps,
 smooth in log a_j: 1 / (sqrt(v) + eps e^y) is analytic for |Im y| < pi whatever v is. So Gauss quadrature in y = log a_j
-(:mod:`embeddings.optim.quadrature`) gives them with few terms: sum_k w_k m / (sqrt(v) + eps e^{y_k}). How many is
-chosen by the steps that are complete, so that no element errs by more than MAX_ERROR of a step: as a rule two, and
-more in the first steps, whose bias corrections differ most, and where beta2 is small. The 2 n moments of each age's
-sum, about its first term, follow from those of the step before: one term goes or comes, and all decay.
+(:mod:`embeddings.optim.quadrature`) gives them with few terms: sum_k w_k m / (sqrt(v) + eps e^{y_k}). The
+number of terms depends on the completed steps, so that no element errs by more than MAX_ERROR of a step: as a rule two,
+and more in the first steps, whose bias corrections differ most, and if beta2 is small. The 2 n moments of each age's
+sum, about its first term, follow from those of the step before: one term is added or dropped, and all decay.
 
 **By epoch.** A decay that is no function of the age alone (:class:`embeddings.optim.idle_decay.DecayByEpoch`) has
 F(s, s + j) in the place of P_j, and keep_j is F(s, s + j) / F(s, s + j - 1). The formulas are the same.
@@ -48,8 +48,8 @@ from embeddings.optim.idle_momentum import IdleMomentum
 
 # r^J below this is dropped: the rest of an idle row's movement, in units of the first step's.
 VANISHED = {"float64": 1e-13, "float32": 1e-6}
-# A product of two roots must not vanish in float32, nor may this matter beside the root of the smallest v: floors are
-# no smaller.
+# Smallest eps term: a product of two roots must not underflow in float32, and the term must be small beside the root of
+# the smallest v.
 SMALLEST_FLOOR = {"float64": 0.0, "float32": 1e-18}
 # Steps whose logarithms of decay are computed at a time.
 _BLOCK = 4096
@@ -68,7 +68,7 @@ class Movement(NamedTuple):
 class DeferredUpdateCoefficients:
     """Coefficients of the deferred updates of rows of every age, at K completed steps; :meth:`at` moves to a K.
 
-    ``dtype`` (float32 or float64) is that of the arithmetic with rows; it says what has vanished.
+    ``dtype`` (float32 or float64) is the type of arithmetic with rows; it sets the size below which values are dropped.
 
     Attributes (for kernels; index J = K - s is the number of steps since the row's last touch, at step s):
         completed_steps: K.
@@ -77,10 +77,10 @@ class DeferredUpdateCoefficients:
             ``log_slope``. Empty if there is no constant decay; else P_J = decay_J exp(L[K] - L[s]).
         log_now: L[K].
         movements: float64 [J* + 1, n, 2], n even: the n pairs (drift, eps_term) of :class:`Movement` of a row that was
-            not touched for J steps: nothing beyond. eps is in ``eps_term``, which is above 0. Where rows are stored
-            ahead, drift is below 0: they take back.
+            not touched for J steps; 0 beyond J*. eps is in ``eps_term``, which is above 0. If rows are stored ahead,
+            drift is below 0, because a read undoes movement.
         lookahead: float64 [n, 2], the pairs that the update of step K + 1 must subtract, with the new m and v, from the
-            row that it stores; drift is 0 where rows are stored as they are.
+            row that it stores; drift is 0 if rows are not stored ahead.
         momentum: True if any movement is not 0.
         from_start: True if a row that was never touched (s = 0) decays as if it had been touched at step 0. If False,
             such a row has no deferred update.
@@ -100,7 +100,7 @@ class DeferredUpdateCoefficients:
         self.log_sums, self.log_slope = np.zeros(1 if self._weight_decay else 0), 0.0
         self._log_done = self._weight_decay == 0.0
         self.movements, self.lookahead = np.zeros((1, 2, 2)), np.zeros((2, 2))
-        # Nothing moves rows, yet the kernel divides the nothing by sqrt(v) + eps_term, and v may be 0.
+        # Without momentum drift is 0, but the kernel still divides it by sqrt(v) + eps_term, and v may be 0.
         self.movements[..., 1] = self.lookahead[..., 1] = 1.0
         if self.momentum:
             assert isinstance(optimizer, Adam)
@@ -139,8 +139,8 @@ class DeferredUpdateCoefficients:
         steps = max(momentum_steps, self._idle_decay.steps_until(VANISHED_PRESENT))
         if steps > MAX_HORIZON:
             raise ValueError(
-                f"alpha takes from a row over an epoch's start what its momentum still moves, and may wait for {steps} "
-                f"steps, more than {MAX_HORIZON}: use a smaller alpha, such as default, or moments 'lazy'"
+                f"with this alpha a row must be kept for {steps} steps after its last touch, more than {MAX_HORIZON}: "
+                "use a smaller alpha, such as default, or moments 'lazy'"
             )
         return steps
 

@@ -1,4 +1,4 @@
-"""Share of an untouched row that adaptive decay leaves, for rows of every age; numpy only.
+"""The share of an untouched row that remains after adaptive decay, for rows of every age; numpy only.
 
 A row was last touched at step s; K steps are complete; J = K - s. With lambda_i = min(1, alpha i) adaptive
 regularization (Li and Lyu, Algorithm 1) leaves P_J = prod_{i<J} (1 - lambda_i) of it, about exp(-alpha J^2 / 2).
@@ -71,7 +71,7 @@ class DecayByEpoch:
 
     Epochs have ``epoch_steps`` steps and begin after step 0, ``epoch_steps``, 2 ``epoch_steps`` and so on. One that
     begins after b steps has begun if K > b, so that an evaluation after step b reads the rows as the epoch left them.
-    A touch ends a row's gap without a decay of its own.
+    A touch resets the age of a row, and does not decay it.
     """
 
     def __init__(self, alpha: float, epoch_steps: int) -> None:

@@ -17,7 +17,7 @@ from embeddings.optim.adam import Adam
 from embeddings.optim.idle_decay import DecayByEpoch, SteadyDecay
 from embeddings.optim.momentum_terms import MomentumTerms
 
-# Steps of a block, and ages of all of them together at most.
+# Largest number of steps of a block, and of its steps times ages.
 _STEPS, _AGES = 64, 1 << 18
 
 
@@ -54,7 +54,7 @@ class IdleMomentum:
         self._terms = MomentumTerms(optimizer, ahead, decay.strongest, momentum_steps, smallest)
         self._powers = optimizer.momentum_ratio ** np.arange(1.0, horizon + 1.0)
         self._size = max(1, min(_STEPS, _AGES // (horizon + 1)))
-        # Of which block, and the moments after its last step.
+        # The number of a block, and the moments after its last step.
         self._after: tuple[int, np.ndarray] = (-2, np.zeros(0))
         self._block: tuple[int, list[Tables]] = (-1, [])
 
@@ -73,7 +73,7 @@ class IdleMomentum:
     def _count(self, number: int) -> int:
         """Return the number of quadrature nodes for the sums of a block."""
         first = number * self._size
-        # What rows that are stored as they are have moved begins with their touch.
+        # The sums of rows that are not stored ahead begin at their touch, up to a horizon ago.
         return self._terms.num_nodes(first if self.ahead else max(0, first - self.horizon))[0]
 
     def _through(self, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -88,7 +88,7 @@ class IdleMomentum:
         kept = keeps[:, None] * self._decay.kept(steps, self.horizon)
         starts = self._starts(number)
         distances = starts[:, 1:2] + self._terms.slope * np.arange(self.horizon) - starts[:, 1:]
-        # Stored ahead: this step's term goes. Stored as it is: it comes.
+        # For rows stored ahead this step's term is dropped, for others it is added.
         term = weights[:, None] * (-self._powers if self.ahead else self._powers)
         found, touched = np.zeros((size, count, self.horizon + 1)), np.zeros((size + 1, count))
         for power, each in enumerate(quadrature.polynomials(distances, self._terms.basis, count)):
@@ -139,7 +139,7 @@ class IdleMomentum:
 
     def without_decay(self, steps: np.ndarray, completed: int) -> np.ndarray:
         """Return the pairs, without decay, of rows last touched at ``steps``, which ascend: [len(steps), n, 2]."""
-        # A row's bits must not depend on which others are read with it, so neither may its number of nodes.
+        # A row's bits, and so its number of nodes, must not depend on the other rows of the read.
         blocks, block_of = np.unique(steps // self._size, return_inverse=True)
         counts = np.array([self._terms.num_nodes(int(number) * self._size)[0] for number in blocks])[block_of]
         pairs = np.zeros((len(steps), int(counts.max(initial=2)), 2))

@@ -14,21 +14,21 @@ import numpy as np
 from embeddings.optim import quadrature
 from embeddings.optim.adam import Adam
 
-# The largest error of a sum at any v, with the largest m that v allows, in steps of eta. Those of many touches add up.
+# Largest error of a sum, for any v and the largest m that v allows, in units of eta. Errors of many touches add up.
 MAX_ERROR = 4e-7
 NUM_NODES = (2, 4, 6, 8, 10, 12, 16, 20, 24, 32)
-# Of moments of powers no more: rounding would move them by up to 1e-4 of a step.
+# Most nodes from moments of plain powers: with more, rounding errors would reach 1e-4 of a step.
 MOST_OF_POWERS = 10
-# eps a of no node is larger (its root, where eps is inside): such a term moves nothing, and a product of two roots must
+# Largest eps a of a node (of its root, if eps is inside): a larger one moves nothing, and a product of two roots must
 # not overflow in float32.
 LARGEST = 1e15
-# Steps whose learning rates and bias corrections are computed at a time. Always the same steps together: the last bit
-# of exp may depend on an element's place.
+# Steps whose learning rates and bias corrections are computed at a time. The blocks are fixed, because the last bit of
+# exp may depend on an element's index.
 _BLOCK = 4096
 
 
 class Terms(NamedTuple):
-    """Of some steps t: eta_t c_t; the part of log a_j that depends on t; what the constant decay leaves of a row."""
+    """For steps t: eta_t c_t; the part of log a_j that depends on t; the share of a row that constant decay leaves."""
 
     weights: np.ndarray
     points: np.ndarray
@@ -112,9 +112,9 @@ def _basis_and_counts(
 ) -> tuple[quadrature.Basis, tuple[_Count, ...]]:
     """Return polynomials for all sums, and the fewest of NUM_NODES with an error below MAX_ERROR.
 
-    The numbers are from the last steps to the first. The learning rate is taken as constant. m is at most ``bound``
-    sqrt(v), by Cauchy and Schwarz. Stored ahead, sums have all terms or the last ones: the polynomials are orthogonal
-    for all of them. Stored as rows are, sums begin with one term: of those that begin powers say more.
+    The counts are in order from the last steps to the first. The learning rate is assumed constant, and m at most
+    ``bound`` sqrt(v), by Cauchy and Schwarz. If rows are stored ahead, sums have all terms or the last ones, and the
+    polynomials are orthogonal for all terms. Else sums start with one term, for which plain powers are more accurate.
     """
     bound = (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2))
     ages = np.arange(1, horizon + 1, dtype=np.float64)
@@ -133,9 +133,9 @@ def _basis_and_counts(
         corrections, points = _bias_corrections(beta1, beta2, power, max(step, 1) + ages)
         points = points - points[0] + distances
         weights = undone * corrections
-        # log v where eps is inside, else log sqrt(v); beyond these both sums are one.
+        # log v if eps is inside the root, else log sqrt(v); outside this range both sums are equal.
         at = np.arange(-5.0, points[-1] + 5.0, 0.25)
-        # The many terms that fade to nothing change no bit of a sum that matters.
+        # Leave out terms that are too small to change a bit of the sum.
         kept = weights > quadrature.NO_WEIGHT * weights.sum()
         exact = _sum_by_v(weights[kept], points[kept], at, inside)
         errors: list[float] = []
@@ -144,11 +144,11 @@ def _basis_and_counts(
             errors.append(bound * _largest_error(exact, few[0][0], few[1][0], at, inside))
             if errors[-1] <= MAX_ERROR:
                 break
-        # What is left of a sum with age, and so of its error.
+        # The sum shrinks with age, and so does its error.
         left = np.cumsum(weights[::-1])[::-1] / weights.sum() * errors[0]
         counts.insert(0, _Count(step, count, int((left > MAX_ERROR).sum())))
         step = 2 * step or 1
-    # Moments are carried from block to block: a later one has no more of them, whatever rounding says of errors.
+    # A block computes its moments from those of the block before, so it cannot have more, whatever the errors.
     for later in range(1, len(counts)):
         counts[later] = counts[later]._replace(nodes=max(counts[later].nodes, counts[later - 1].nodes))
     return basis, tuple(counts)
@@ -159,7 +159,7 @@ def _largest_error(exact: np.ndarray, weights: np.ndarray, points: np.ndarray, a
 
 
 def _sum_by_v(weights: np.ndarray, points: np.ndarray, at: np.ndarray, inside: bool) -> np.ndarray:
-    """Return sqrt(v) sum_j w_j / (sqrt(v) + e^{y_j}) for each v, by its logarithms ``at``."""
+    """Return sqrt(v) sum_j w_j / (sqrt(v) + e^{y_j}) for each v, given the logarithms ``at``."""
     exponents = np.exp(np.minimum(points[:, None] - at, 500.0))
     total: np.ndarray = (weights[:, None] * (1.0 + exponents) ** (-0.5 if inside else -1.0)).sum(axis=0)
     return total

@@ -1,9 +1,9 @@
 """Gauss quadrature from moments: a few nodes in place of many terms of a sum with positive weights. Numpy only.
 
 A rule of n nodes has the first 2 n moments of the sum, so it gives sum_i w_i f(y_i) for polynomials f up to degree
-2 n - 1 exactly. Moments are those of polynomials that are orthogonal for a sum much like it: of powers, those of ten
-nodes and more say nothing any more in float64. The modified Chebyshev algorithm turns them into the recurrence of the
-sum's own orthogonal polynomials, whose Jacobi matrix has the nodes for eigenvalues (Golub and Welsch 1969; Gautschi,
+2 n - 1 exactly. Moments are taken of polynomials that are orthogonal for a similar sum: for ten nodes and more, moments
+of plain powers lose all accuracy in float64. The modified Chebyshev algorithm turns them into the recurrence of the
+sum's own orthogonal polynomials. The eigenvalues of their Jacobi matrix are the nodes (Golub and Welsch 1969; Gautschi,
 *Orthogonal Polynomials*, 2004, sections 2.1.7, 2.2.3 and 2.1.1).
 """
 
@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A squared distance between nodes below this part of the squared unit is what rounding left: there are fewer points
+# A squared distance between nodes below this share of the squared unit is a rounding error: the sum has fewer points
 # than nodes.
 _NOTHING = 1e-13
-# A weight below this part of all is nothing beside the squares of any polynomial, which may overflow where it is.
+# Weights below this share of the total are dropped: polynomials may overflow at their points.
 NO_WEIGHT = 1e-50
 
 

@@ -16,7 +16,7 @@ class RMSprop(RowOptimizer):
     alpha. v is not corrected for its start at 0: a row's first step is 1 / sqrt(1 - beta2) times Adam's.
 
     Args:
-        eps_inside_root: g / sqrt(v + eps).
+        eps_inside_root: True to divide g by sqrt(v + eps) instead.
         moments: ``dense`` is what torch.optim.RMSprop does on dense gradients: v of an untouched row shrinks at each
             step. ``lazy``: v stays. The row itself stays in both.
     """

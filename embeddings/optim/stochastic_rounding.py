@@ -41,11 +41,11 @@ def to_bfloat16(values: np.ndarray, words: np.ndarray) -> np.ndarray:
 def to_float16(values: np.ndarray, words: np.ndarray) -> np.ndarray:
     """Round float32 stochastically to one of the two adjacent float16 values.
 
-    A value is rounded away from zero if its word is below 2^32 times its relative distance from the nearer to zero.
+    A value is rounded away from zero if its word is below 2^32 times its relative distance from the one nearer to 0.
     """
     finite = np.isfinite(values)
     size = np.where(finite, np.abs(values), np.float32(0))
-    # The distance of halves at a value: 2^(e - 10), and 2^-24 where they are subnormal. Dividing by it is exact.
+    # The spacing of float16 values: 2^(e - 10), or 2^-24 for subnormal ones. Dividing by it is exact.
     exponent = (size.view(np.uint32) >> np.uint32(23)).astype(np.int32)
     unit = ((np.maximum(exponent, 113) - 10) << 23).view(np.float32)
     below = np.floor(size / unit)

@@ -54,7 +54,7 @@ class TaskAdvice:
     def best(self) -> Accuracy:
         """The features of the smallest dim whose accuracy is within one standard error of the highest.
 
-        Of several sigmas at that dim, the most accurate.
+        Among several sigmas at that dim, it is the most accurate.
         """
         features = [one for one in self.tried if one.sigma is not None]
         enough = max(one.accuracy for one in features) - self.standard_error
@@ -90,7 +90,7 @@ def advise(
     """
     names, codes = np.unique(np.array([str(label) for label in labels]), return_inverse=True)
     if len(codes) != len(vectors):
-        raise ValueError(f"{len(vectors)} vectors and {len(codes)} labels: one label for each")
+        raise ValueError(f"{len(vectors)} vectors and {len(codes)} labels: give one label for each")
     if len(codes) < MIN_ITEMS:
         raise ValueError(f"{len(codes)} labelled items have a vector, {MIN_ITEMS} are needed: check the ids")
     if not 2 <= len(names) <= MAX_CLASSES:

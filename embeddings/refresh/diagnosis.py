@@ -1,4 +1,4 @@
-"""Diagnosis of a held version for people: moved data, or a fault of rows, model or run, and the remedy."""
+"""Diagnosis of a held version: the cause (data that moved, or a fault of rows, model or run) and the remedy."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from embeddings.refresh.hold_policy import is_fault
 Cause = Literal["data", "items", "vectors", "rows", "model", "run", "generation", "stale"]
 NEW_GENERATION = ("same_dim", "same_model", "shared")
 MAX_NAMED = 3
-"""Largest number of metrics, or of moved rows' figures, that a sentence names; the others are in the lists."""
+"""Largest number of metrics, or of figures of moved rows, named in a sentence; the lists have all."""
 
 _ADVICE: dict[Cause, str] = {
     "data": "Nothing has to be done: the next refresh goes on from here, and after publish.gate.max_held such days a "
     "new generation opens. To serve it now, promote it with a reason.",
-    "items": "See that the window holds a whole day and that ids are the same ones. A job on fewer days than the one "
-    "before says so by dataset.window, in both. If the assortment changed, promote the version with a reason.",
-    "vectors": "Look at the run first: was it warm-started from the served version (init_from), with the learning rate "
-    "and the ids of before? The next refresh goes on from here, and after publish.gate.max_held such days a new "
+    "items": "Check that the window holds a whole day and that the ids are the same as before. If this job reads fewer "
+    "days than the one before, set dataset.window in both. If the items changed, promote the version with a reason.",
+    "vectors": "Look at the run first: was it warm-started from the served version (init_from), with the same learning "
+    "rate and ids as before? The next refresh goes on from here, and after publish.gate.max_held such days a new "
     "generation opens.",
-    "rows": "Look at the rows of the window: the figure says what differs. Mend them and run the job again; the next "
-    "refresh starts from what is served. If they are right, promote the version with a reason.",
-    "model": "Look at what changed in the job or its rows, mend it, then run the job again; the next refresh starts "
-    "from what is served.",
-    "run": "Do not promote it. Mend what the checks name, then run the job again.",
+    "rows": "Look at the rows of the window: the figure says what differs. Correct them and run the job again; the "
+    "next refresh starts from the served version. If they are right, promote the version with a reason.",
+    "model": "Look at what changed in the job or its rows, correct it, then run the job again; the next refresh starts "
+    "from the served version.",
+    "run": "Do not promote it. Correct what the checks name, then run the job again.",
     "generation": "If the change is meant, promote it with a reason and override_gate, and retrain the consumers.",
-    "stale": "Run the job again: it starts from what is served now.",
+    "stale": "Run the job again: it then starts from the version served now.",
 }
 
 
@@ -93,7 +93,7 @@ class Diagnosis:
     rows: tuple[str, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the diagnosis as manifests and events have it."""
+        """Return the diagnosis in the form that manifests and events store."""
         return asdict(self) | {
             "failed": [asdict(one) for one in self.failed],
             "rows": None if self.rows is None else list(self.rows),
@@ -145,7 +145,7 @@ def _summary(cause: Cause, failed: Sequence[Failure], rows: Sequence[str] | None
     if cause == "items":
         same = "moved no further than a refresh may"
         of_rows = f" ({moved})" if rows else ""
-        return f"The data moved: other items have rows than before{of_rows}; those of both {same}: {named}."
+        return f"The data moved: other items have rows than before{of_rows}; items of both versions {same}: {named}."
     if cause == "vectors":
         alike = "nothing is known of the rows before" if rows is None else "the rows are like those before"
         return f"The vectors moved and {alike}: {named}."

@@ -18,7 +18,7 @@ class Limits:
     """Limits of the gate.
 
     Attributes:
-        own: limits that a job sets, by the metric's full name or without the name in brackets; they come first.
+        own: limits that a job sets, by the metric's full name or without the name in brackets; they take precedence.
         usual: usual values of the collection's published refreshes, by metric.
     """
 
@@ -60,13 +60,13 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        # NaN compares false: what could not be measured fails.
+        # NaN compares false, so a metric that could not be measured fails.
         held = self.value <= self.threshold if self.at_most else self.value >= self.threshold
         return "pass" if held else "fail"
 
     @property
     def times(self) -> float | None:
-        """Distance from the usual or the best value, in units of what the limit allows; None if it cannot be said."""
+        """Distance from the usual or the best value, in units of what the limit allows; None if unknown."""
         value, limit = float(self.value), float(self.threshold)
         if not np.isfinite(value):
             return None

@@ -1,4 +1,4 @@
-"""Anchor generation of a candidate, whose coordinates its vectors have, and the rotation into them."""
+"""Anchor generation of a candidate, which is a system of coordinates, and the rotation into it."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Generation:
         if parent is None:
             return cls(1 + _last_generation(target), False, None, 0, ())
         remedy = (
-            "this begins a new anchor generation, in which no consumer of today's views can read: if that is meant, "
+            "this begins a new anchor generation, which no consumer of today's views can read: if that is intended, "
             "promote it with a reason and override_gate, and retrain the consumers"
         )
-        few = "no item that both have"
+        few = "no item with a vector in both versions"
         if aligns:
-            few = "too few items that both have, to align on (publish.align: false, of a warm start, needs none)"
+            few = "too few shared items to align on (a warm start with publish.align: false needs none)"
         manifest = parent.manifest
         num_shared = max(len(shared_found(version, candidate)[0]) for version in (parent, start) if version is not None)
         old_model = RefreshRecord.of(manifest.extra).model
@@ -156,7 +156,7 @@ def anchor_cosine(
     try:
         anchor = target.open(generation.anchor_version)
     except (CorruptStore, UnknownVersion):
-        # A figure for people: without it nothing is held and nothing fails.
+        # The figure only informs, so a failure to compute it holds nothing.
         return None
     old, new = shared_found(anchor, written)
     if not len(old):

@@ -20,7 +20,7 @@ def held_in_a_row(collection: Collection, manifests: Sequence[Manifest] | None =
     history, current = collection.history(), collection.current()
     since = history[-1]["at"] if history else ""
     if manifests is None:
-        # Of those before the current one none is asked for what it says, however many there are.
+        # Convert no records of held versions from before the last switch: there may be many.
         records = [one for one in collection.records() if one.state in ("held", "published")]
         manifests = [one.to_json() for one in records if one.manifest.created_at >= since or one.state == "published"]
     index = next((number for number, one in enumerate(manifests) if one["version"] == current), -1)

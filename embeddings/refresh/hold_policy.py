@@ -20,7 +20,7 @@ from embeddings.refresh.settings import GateSettings
 FAULTS = frozenset({"run", "rows", "model"})
 """Subjects of failures that are faults: new but valid data does not cause them."""
 FAR_ROWS = 2.0
-"""Distance of a row figure from its usual value that is a fault, in units of what its limit allows."""
+"""Distance of a row figure from its usual value that counts as a fault, in units of what its limit allows."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def hold_or_release(
     not_released = _not_released(verdict, gate, held, models)
     if not_released is not None or others:
         return HoldDecision([*others, *verdict.reasons], len(held) + 1, sound, not_released=not_released)
-    return HoldDecision([], len(held) + 1, sound, {"in_a_row": _honest(held) + 1, "failed": verdict.failed})
+    return HoldDecision([], len(held) + 1, sound, {"in_a_row": _num_sound(held) + 1, "failed": verdict.failed})
 
 
 def is_sound(verdict: Verdict, models: ModelComparison | None) -> bool:
@@ -96,15 +96,15 @@ def _not_released(
         return f"{', '.join(faults)} failed"
     if not _compared(models):
         return f"its model was not compared with the served one{'' if models is None else f': {models.skipped}'}"
-    in_a_row = _honest(held) + 1
-    return f"{in_a_row} of {gate.max_held} honest refreshes in a row" if in_a_row < gate.max_held else None
+    in_a_row = _num_sound(held) + 1
+    return f"{in_a_row} of {gate.max_held} sound refreshes in a row" if in_a_row < gate.max_held else None
 
 
 def _compared(models: ModelComparison | None) -> bool:
     return models is not None and bool(models.differences)
 
 
-def _honest(held: Sequence[Mapping[str, Any]]) -> int:
+def _num_sound(held: Sequence[Mapping[str, Any]]) -> int:
     """Return the number of consecutive sound versions at the end of ``held``."""
     number = 0
     for manifest in reversed(held):

@@ -13,7 +13,7 @@ from embeddings.rff import DEFAULT_SIGMA
 from embeddings.vectors.item_vectors import Array, unit_rows
 
 MAX_PAIRED = 1_000
-"""Largest number of items in a kernel matrix; of more items, so many are taken at even distances."""
+"""Largest number of items in a kernel matrix; of more items an evenly spaced sample is used."""
 SIGMAS = (DEFAULT_SIGMA, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -46,7 +46,7 @@ def nadaraya_watson(
     """Return the predicted classes int [m] of ``asked`` [m, d].
 
     The class is argmax_c sum_j 1[y_j = c] K(h, h_j) over the rows of ``known`` [n, d]. Sigma is the one of ``sigmas``
-    that predicts the known classes best, each from the other known rows; of equally good ones the first.
+    that predicts the known classes best, each from the other known rows; the first one wins a tie.
     """
     known, asked = unit_rows(known)[0], unit_rows(asked)[0]
     votes = np.eye(num_classes)[known_classes]

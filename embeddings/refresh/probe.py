@@ -117,7 +117,7 @@ def register(collection: Collection, name: str, ids: Any, labels: Any, *, seed: 
     features = unit_rows(reader.vectors[rows[chosen]])[0]
     mean, scale = features[~held_out].mean(axis=0), features[~held_out].std(axis=0) + 1e-6
     weights = fit((features[~held_out] - mean) / scale, codes[~held_out], len(names))
-    # Standardisation folded in: a probe reads vectors as they are served.
+    # Fold the standardisation into the weights, because a probe reads vectors as they are served.
     folded = weights[:-1] / scale[:, None]
     intercept = weights[-1] - mean @ folded
     right = (features @ folded + intercept).argmax(axis=1) == codes
@@ -157,7 +157,7 @@ def summary(probe: Probe) -> dict[str, Any]:
 
 
 def probes_of(collection: Collection, anchor_generations: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """Return the probes of the given anchor generations, by name; vectors of others would be noise to them.
+    """Return the probes of the given anchor generations, by name; other probes cannot read their vectors.
 
     Probes whose held-out items were all erased are left out.
     """

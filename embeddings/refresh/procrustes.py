@@ -96,7 +96,7 @@ def _product(left: Array, right: Array) -> tuple[Array, int]:
 
 
 def turn_rows(rows: Array, rotation: Array | None) -> Array:
-    """Return the rows of one chunk rotated, [n, d], with norms that mean nothing.
+    """Return the rows of one chunk rotated, [n, d], with arbitrary norms.
 
     If float32 can hold the squares of float32 rows, this is ``rows`` R in float32. Else it is unit(rows) R in float64,
     in which zero rows stay zero and rows that are not finite become NaN. Without a rotation it is unit(rows).

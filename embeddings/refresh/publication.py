@@ -65,7 +65,7 @@ def conclude(target: Collection, version: str, keep_last: int | None, fence: Cal
             target.retain(keep_last)
         manifest = target.manifest(version)
     record = RefreshRecord.of(manifest)
-    # Retention keeps why a version was held that has expired since.
+    # An expired version keeps the reasons for which it was held.
     was_held = manifest["state"] == "expired" and manifest["reasons"] and manifest["override"] is None
     held = manifest["state"] == "held" or was_held
     row = held_in_a_row(target) if held else []

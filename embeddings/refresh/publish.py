@@ -135,8 +135,8 @@ def publish_candidate(store: Store, collection: str, request: RefreshRequest) ->
         ValueError: vectors that do not fit the collection's id type.
     """
     if is_scratch(collection):
-        # It may hold ids that were erased where they are served from, and nobody is served from it.
-        why = f"'{collection}' has the name of a scratch collection of null refreshes, which the gate needs no more"
+        # A scratch collection is not served, and may hold ids that were erased from the served collection.
+        why = f"'{collection}' has the name of a scratch collection of null refreshes, which the gate no longer needs"
         return nothing_written(collection, [f"{why}: publish to a collection of another name"])
     target = store.collection(collection)
     earlier = earlier_end(
@@ -147,7 +147,7 @@ def publish_candidate(store: Store, collection: str, request: RefreshRequest) ->
     try:
         parent = None if request.parent_version is None else target.open(request.parent_version)
     except StoreUnavailable:
-        # For a while, which says nothing of the version: the run is tried again with what it has trained.
+        # The parent may be intact, so the run is retried with the rows that it has trained.
         raise
     except StoreError as error:
         return nothing_written(
@@ -162,7 +162,7 @@ def publish_candidate(store: Store, collection: str, request: RefreshRequest) ->
             written = _Refresh(target, parent, request).write()
             break
         except IdsErased:
-            # By somebody, while the version was being written.
+            # Ids were erased while the version was being written.
             if attempt == ATTEMPTS:
                 raise
     if isinstance(written, Publication):
@@ -180,7 +180,7 @@ class _Assessment(NamedTuple):
 
 @dataclass(frozen=True)
 class _Refresh:
-    """One candidate on its way to a written version."""
+    """The steps from a candidate to a written version."""
 
     target: Collection
     parent: VersionReader | None

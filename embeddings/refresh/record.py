@@ -28,8 +28,8 @@ class RefreshRecord:
         comparison: figures of the model and of the served one on the same rows.
         max_held: number of versions held in a row that raises an alert.
         sound: True if the next refresh may go on from its rows.
-        released: the row of held versions that it ends.
-        not_released: reason why it does not end the row.
+        released: the series of held versions that it ends.
+        not_released: reason why it does not end the series.
         diagnosis: the failed checks, by how much they failed, and the cause.
         hold_for: reasons for which it is held; empty: it is published.
         remarks: failed checks, also of a version that is published.
@@ -59,7 +59,7 @@ class RefreshRecord:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> RefreshRecord:
-        """Read the entries of a manifest; other entries are passed over."""
+        """Read the entries of a manifest; other entries are ignored."""
         return cls(**{name: manifest[name] for name in _NAMES if manifest.get(name) is not None})
 
     def as_dict(self) -> dict[str, Any]:

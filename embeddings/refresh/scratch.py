@@ -1,8 +1,8 @@
-"""Scratch collections: copies of a collection's items that null refreshes of earlier versions published.
+"""Scratch collections: copies of a collection's items that earlier releases published for null refreshes.
 
-They serve nobody, and nothing is published to them. Since they hold vectors of the same items, ids are erased from them
-too. They are recognized by name only. The name contains at most the first 48 characters of the collection's name, so it
-may belong to several collections.
+They serve no readers, and this release does not publish to them. Since they hold vectors of the same items, ids are
+erased from them too. They are recognized only by name. The name contains at most the first 48 characters of the
+collection's name, so it may belong to several collections.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def scratch_names(store: Store, collection: str) -> list[str]:
 def erase(store: Store, collection: str, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
     """Erase ids from a collection and its scratch collections; else as ``Collection.erase``, which omits the latter."""
     target = store.collection(collection)
-    # First, so that an erasure that is recorded in the collection is in all of them.
+    # Scratch collections first, so that an erasure recorded in the collection was applied to all of them.
     for scratch in map(store.collection, scratch_names(store, collection)):
-        # Ids of another type are none of these.
+        # Ids of another type cannot match.
         if scratch.id_type() == target.id_type():
             scratch.erase(ids, reason, key=key)
     return target.erase(ids, reason, key=key)

@@ -60,7 +60,7 @@ class ViewSettings(Protocol):
 
 
 class PublishSettings(Protocol):
-    """The ``publish`` part of a JobSpec, which has this shape; :class:`Settings` is it without a JobSpec."""
+    """The ``publish`` part of a JobSpec, which has this shape; :class:`Settings` has it without a JobSpec."""
 
     @property
     def align(self) -> bool: ...

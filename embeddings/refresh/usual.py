@@ -14,9 +14,9 @@ from embeddings.refresh.windows import WINDOW
 from embeddings.store import Collection, StoreError
 
 NUM_REFRESHES = 14
-"""Largest number of refreshes whose metrics are remembered. Those on windows that end on one day count as one."""
+"""Largest number of refreshes whose metrics are remembered; windows that end on the same day count as one."""
 NUM_VERSIONS = 28 * NUM_REFRESHES
-"""Largest number of versions that are read: 14 days of one an hour, and a margin."""
+"""Largest number of versions that are read: 14 days of hourly versions, and a margin."""
 MIN_REFRESHES = 5
 """Fewest refreshes whose measured spread is used; with fewer a larger one is assumed."""
 EARLY = 2.5
@@ -68,8 +68,8 @@ def usual_metrics(collection: Collection, parent: str | None, model: str) -> dic
     """Return the usual values of each metric with rolling limits, over the refreshes that led to version ``parent``.
 
     Versions that were rolled back, and those of another model or generation, do not count; figures of the rows and of
-    the model continue across generations. Refreshes of one day share most of their rows, and the first of a day loses
-    the oldest. So they count once, with the worst value of each metric.
+    the model continue across generations. Refreshes of one day share most of their rows, and only the first of a day
+    drops the oldest rows. So they count once, with the worst value of each metric.
     """
     days: dict[str, dict[str, float]] = {}
     for day, manifest, subjects in _published(collection, parent, model):
@@ -108,6 +108,6 @@ def _published(
             return
         yield day, manifest, subjects
         if record.released and any(subject_of(name) == "rows" for name in record.released["failed"]):
-            # Earlier versions had rows that differ for good.
+            # The rows have changed permanently, so versions before this one are not comparable.
             return
         version = manifest["parent"]

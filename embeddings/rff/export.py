@@ -21,7 +21,7 @@ from embeddings.vectors.item_vectors import Array
 FORMULA = "phi(h) = [cos(U h), sin(U h)] / sqrt(m), with h brought to unit length and m rows in U; phi(0) = 0"
 TENSOR = "frequencies"
 ONNX_OPSET = 17
-# The one that came with the opset, so that runtimes as old as it read the file.
+# The IR version that came with the opset, so that runtimes of that age can read the file.
 _ONNX_IR = 8
 
 
@@ -55,7 +55,7 @@ def onnx_layer(features: RandomFourierFeatures, described: Mapping[str, Any]) ->
 
     It takes any batch size; opset 17.
     """
-    # Takes a quarter of a second, which only those who ask for ONNX should wait.
+    # Imported here because the import takes a quarter of a second.
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -109,6 +109,6 @@ def onnx_layer(features: RandomFourierFeatures, described: Mapping[str, Any]) ->
 def _frequencies(features: RandomFourierFeatures) -> Array:
     """Return U as files have it: float32, little-endian.
 
-    A folded U loses digits far below those of its features.
+    Rounding a folded U to float32 changes its features by less than their own rounding.
     """
     return np.ascontiguousarray(features.frequencies, dtype="<f4")

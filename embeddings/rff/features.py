@@ -8,8 +8,8 @@ Using Pretrained Representation in Industrial Systems", section 5).
 
 ``sigma`` is the standard deviation of the frequencies u. Orthogonal frequencies come in blocks of d with the lengths of
 independent normal vectors; at equal m they err less than independent ones. Structured ones are orthogonal with equal
-lengths, made of signs. U is drawn by a recipe that is written down (:mod:`embeddings.rff.frequencies`) and published
-with its sha256, which is what consumers trust. Which dim and sigma to take: :mod:`embeddings.rff.advice`.
+lengths, made of signs. U is drawn by a documented recipe (:mod:`embeddings.rff.frequencies`) and published with its
+sha256, which consumers check. :mod:`embeddings.rff.advice` helps to choose dim and sigma.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from embeddings.vectors.item_vectors import CHUNK_ROWS, Array, chunks, unit_rows
 __all__ = ["DEFAULT_SIGMA", "FREQUENCIES", "RandomFourierFeatures", "digest"]
 
 DEFAULT_SIGMA = 0.4
-# Angles of a part stay in the second-level cache: 2048 rows of m = 64, fewer of more.
+# Angles computed at a time, to stay in the second-level cache: 2048 rows for m = 64, fewer for larger m.
 _CHUNK_ANGLES = 2048 * 64
 _MIN_CHUNK_ROWS = 64
 
@@ -213,7 +213,7 @@ def _directions(rows: Array, dtype: np.dtype) -> tuple[Array, Array]:
 def _scaled(rows: Array, dtype: np.dtype) -> tuple[Array, Array]:
     directions, norms = unit_rows(rows)
     if not np.isfinite(directions).all():
-        raise ValueError("a vector is not finite: there is no feature of it")
+        raise ValueError("a vector is not finite, so it has no features")
     return directions.astype(dtype, copy=False), np.flatnonzero(norms == 0)
 
 

@@ -1,12 +1,12 @@
-"""The frequencies U of random Fourier features, from a generator that is written down to the last bit.
+"""The frequencies U of random Fourier features, from a generator that is specified to the last bit.
 
-A seed alone gives other numbers in other builds of a library: its logarithm, its cosine and its QR round differently.
-So nothing here is asked of a library but the operations that IEEE 754 fixes, on float64 and each rounded by itself: +
-- * /, square root, floor, and the split into fraction and exponent. Any machine and language that follows the recipe
-gets the same U and so the same sha256; tests/embeddings/rff/test_frequencies.py follows it in plain Python.
+The same seed gives other numbers in other builds of a library, because logarithm, cosine and QR round differently. So
+this module uses only operations that IEEE 754 fixes, on float64, each rounded separately: + - * /, square root, floor,
+and the split into fraction and exponent. Any machine and language that follows the recipe gets the same U and so the
+same sha256; tests/embeddings/rff/test_frequencies.py follows it in plain Python.
 
 **Normals.** ``normals(seed, stream, n)``: Philox4x32-10 with key (seed, crc32("evenkeel.rff")) and counter (j, 0,
-stream, 0) gives words w0 .. w3. With a = (((w0 * 2^32 + w1) >> 11) + 0.5) / 2^53 and b the same of w2 and w3, normals
+stream, 0) gives words w0 .. w3. With a = (((w0 * 2^32 + w1) >> 11) + 0.5) / 2^53 and b likewise from w2, w3, normals
 2j and 2j+1 are r cos(2 pi b) and r sin(2 pi b), where r = sqrt(-2 ln a) (Box and Muller 1958), and
 
 - ln a: a = f 2^e with f in [T, 2T), T = float64(sqrt(1/2)) = 0.7071067811865476; s = (f - 1) / (f + 1), z = s s; p is
@@ -27,8 +27,8 @@ block is cut.
 
 **Structured** (Yu et al. 2016, section 4): blocks of D rows, D the power of two that is not below d: S D1 S D2 S D3 / D
 without the columns from d on, with S the D x D matrix of signs (-1)^popcount(i and j) and Dk a diagonal of signs, of
-which entry i in block b is -1 where the highest bit of w0 of counter (i, k - 1, 2, b) is set. All of it are whole
-numbers until the division, which is exact; zeros are +0. The last block is cut.
+which entry i in block b is -1 where the highest bit of w0 of counter (i, k - 1, 2, b) is set. All values are
+integers until the division, which is exact; zeros are +0. The last block is cut.
 
 U = float32(sigma * that). The first m rows do not depend on how many follow.
 """
@@ -45,7 +45,7 @@ from embeddings.vectors.item_vectors import Array
 
 FREQUENCIES = ("orthogonal", "gaussian", "structured")
 MIN_SIGMA, MAX_SIGMA = 1e-6, 1e6
-"""Beyond these every pair of vectors is alike, or apart, in float32; far beyond, frequencies are zero or infinite."""
+"""Outside these bounds the kernel of all pairs is 1, or 0, in float32; far outside, frequencies are 0 or infinite."""
 
 _KEY = zlib.crc32(b"evenkeel.rff")
 _SQRT_HALF = 0.7071067811865476
@@ -120,7 +120,7 @@ def _turn(b: Array) -> tuple[Array, Array]:
 def _horner(coefficients: list[float], x: Array) -> Array:
     value = np.full_like(x, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
-        # Two statements: two roundings, which is what the recipe says.
+        # Two statements, so that each operation is rounded, as the recipe says.
         value *= x
         value += coefficient
     return value
@@ -170,6 +170,6 @@ def _structured(seed: int, num_frequencies: int, dim_in: int) -> Array:
             product = product * diagonal
             if factor < 2:
                 product = product @ signs
-        # A zero times -1 has a sign, which U's bytes would show.
+        # Adding 0.0 turns -0.0 into +0.0, which the bytes of U need.
         blocks.append(product[:, :dim_in] / size + 0.0)
     return np.concatenate(blocks)[:num_frequencies]

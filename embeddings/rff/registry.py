@@ -11,7 +11,7 @@ from embeddings.rff.feature_map import FeatureMap, Identity
 
 
 def _rff() -> type[FeatureMap]:
-    # Specs read the names of the kinds alone: a class is imported where a view of it is made or served.
+    # Specs need only the names of kinds, so a class is imported when a view of it is made or served.
     from embeddings.rff.features import RandomFourierFeatures
 
     return RandomFourierFeatures

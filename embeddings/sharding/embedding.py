@@ -1,4 +1,4 @@
-"""Sharded sequences: the sharder of an EmbeddingCollection, and the module that it replaces the collection by."""
+"""Sharded sequences: the sharder of an EmbeddingCollection, and the module that replaces the collection."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
     def compute(self, ctx: Any, dist_input: Any) -> list[Tensor]:
         self._begin_lookup(ctx)
         rows = []
-        # As TorchRec's, which cannot shape the lengths of a batch without samples.
+        # Like TorchRec's method, which fails for a batch without samples.
         for lookup, features, sharding, kind in zip(
             self._lookups, dist_input, ctx.sharding_contexts, self._sharding_type_to_sharding, strict=True
         ):
@@ -68,7 +68,7 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
     def output_dist(self, ctx: Any, output: list[Tensor]) -> Any:
         empty = ctx.sharding_contexts[0].features_before_input_dist.stride() == 0
         if empty:
-            # TorchRec cannot cut the output of no samples into features: it is given one without ids.
+            # TorchRec cannot split an output without samples by feature: pass it one sample without ids.
             for sharding in ctx.sharding_contexts:
                 sharding.features_before_input_dist = _one_sample(sharding.features_before_input_dist)
         awaitable = super().output_dist(ctx, output)

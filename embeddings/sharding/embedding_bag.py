@@ -1,4 +1,4 @@
-"""Sharded bags: the sharder of an EmbeddingBagCollection, and the module that it replaces the collection by."""
+"""Sharded bags: the sharder of an EmbeddingBagCollection, and the module that replaces the collection."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
         self._prepare(settings, module.embedding_bag_configs())
         self._block_names = list(chain.from_iterable(get_embedding_names_by_table(module.embedding_bag_configs())))
         ShardedEmbeddingBagCollection.__init__(self, module, *arguments, **keywords)
-        # A model may have built its collection with another word for pooling: means are divided here alone.
+        # This class alone divides means, whatever pooling the model's collection was built with.
         self._has_mean_pooling_callback = False
         self._split_means = self._find_split_means()
 
@@ -64,7 +64,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     def _create_output_dist(self) -> None:
         super()._create_output_dist()
         if len(self._output_dists) == 1 and isinstance(way := self._output_dists[0], PooledDist):
-            # It sets blocks side by side anyway: in the model's order, they need not be taken apart again.
+            # The exchange joins blocks anyway; in the model's order, they need not be reordered later.
             way.sort(self._uncombined_embedding_names, self._block_names)
             dims = dict(zip(self._embedding_names, self._embedding_dims, strict=True))
             self._embedding_names = [name for name in self._block_names if name in dims]

@@ -105,7 +105,7 @@ class HostSummingDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor
     def forward(self, local_embs: Tensor, sharding_ctx: EmbeddingShardingContext | None = None) -> NoWait[Tensor]:
         assert sharding_ctx is not None
         sizes, local_size = sharding_ctx.batch_size_per_rank, dist.get_world_size(self._on_host)
-        # The exchange of ids has put the samples of one place on all hosts side by side.
+        # The exchange of ids has joined the samples of all ranks with the same local rank.
         by_local_rank = [sizes[local_rank::local_size] for local_rank in range(local_size)]
         summed = sum_over_ranks(local_embs, [sum(part) for part in by_local_rank], self._on_host)
         return NoWait(self._over_hosts.exchange(summed, by_local_rank[dist.get_rank(self._on_host)]))

@@ -1,4 +1,4 @@
-"""TorchRec's lookups with the kernel of this package in them."""
+"""TorchRec's lookups, run by the kernels of this package."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from embeddings.tables.config import TableConfig
 
 
 class TableLookup(GroupedPooledEmbeddingsLookup):
-    """TorchRec's grouped lookup of bags with the kernel of this package in it."""
+    """TorchRec's grouped lookup of bags, run by a kernel of this package."""
 
     def __init__(self, settings: TableSettings, *, rows_are_split: bool, replicated: bool, **keywords: Any) -> None:
         self._build = partial(TableKernel, settings, rows_are_split=rows_are_split, replicated=replicated)
-        # Of split rows sums alone come out, whatever the collection's word for pooling.
+        # Shards of split rows give sums, whatever pooling the collection has.
         super().__init__(sharding_type=ShardingType.ROW_WISE if rows_are_split else None, **keywords)
         _type_dummy(self, settings)
 
@@ -39,7 +39,7 @@ class TableLookup(GroupedPooledEmbeddingsLookup):
 
 
 class SequenceLookup(GroupedEmbeddingsLookup):
-    """TorchRec's grouped lookup of sequences with the kernel of this package in it."""
+    """TorchRec's grouped lookup of sequences, run by a kernel of this package."""
 
     def __init__(self, settings: TableSettings, *, rows_are_split: bool, replicated: bool, **keywords: Any) -> None:
         self._build = partial(TableKernel, settings, rows_are_split=rows_are_split, replicated=replicated)

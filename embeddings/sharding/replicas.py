@@ -61,7 +61,7 @@ def gather_records(record: Record, group: dist.ProcessGroup) -> list[Record]:
     parts = {name: value for name, value in record._asdict().items() if isinstance(value, Tensor)}
     shared = host_memory(group) if record.grad.device.type == "cpu" else None
     if shared is not None:
-        # Kept until the step: copied out of the shared memory.
+        # Copy the records out of shared memory, because they are kept until the step.
         everyone = shared.exchange("records", *parts.values())
         return [
             record if number == dist.get_rank(group)

@@ -57,8 +57,8 @@ class TableSettings:
         for name, dtype in self.dtypes.items():
             if COMPUTE_DTYPES[dtype] != self.compute_dtype:
                 raise ValueError(
-                    f"table '{name}': rows of {dtype} are computed with as {COMPUTE_DTYPES[dtype]}, those of other "
-                    f"tables as {self.compute_dtype}: give all tables one of them"
+                    f"table '{name}': rows of {dtype} are computed in {COMPUTE_DTYPES[dtype]}, those of other tables "
+                    f"in {self.compute_dtype}: give all tables rows of one compute type"
                 )
 
     @classmethod

@@ -120,7 +120,7 @@ class ShardedTables(RowsOfRank, nn.Module):
 
         This also sets the data type in the collection's ``configs`` from ``settings``.
         """
-        # Not yet a Module: plain attributes are all that may be set.
+        # Module's constructor has not run yet, so only plain attributes may be set.
         self.settings = settings
         self._step_context = StepContext()
         self._readers = {}
@@ -145,7 +145,7 @@ class ShardedTables(RowsOfRank, nn.Module):
         context = self._step_context
         if context.training and context.step is None and any(map(self.settings.probability, self.settings.sse)):
             raise ValueError(
-                "SSE draws by step and sample, and it is not set which ones come: call set_context(step, "
+                "SSE draws by step and sample, and these are not set: call set_context(step, "
                 "sample_offset) before each training batch is distributed"
             )
         ctx.step_context = dataclasses.replace(context)
@@ -183,7 +183,7 @@ class ShardedTables(RowsOfRank, nn.Module):
                     yield module
 
     def set_context(self, step: int, sample_offset: int, part_offset: int = 0) -> None:
-        # Kernels are told when the batch is looked up: the one before may still be on its way.
+        # Kernels learn the step when the batch is looked up, because the lookup before may still be pending.
         context = self._step_context
         context.step, context.sample_offset, context.part_offset = step, sample_offset, part_offset
 

@@ -1,6 +1,6 @@
-"""Shardings of tables: TorchRec's, with the lookups of this package.
+"""TorchRec's shardings of tables with the lookups of this package.
 
-Row-wise shardings use the exchanges of this package too.
+Row-wise shardings also use the exchanges of this package.
 """
 
 from __future__ import annotations

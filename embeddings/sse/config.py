@@ -52,7 +52,7 @@ class SSEConfig:
             if not 0.01 <= self.restart <= 1.0:
                 raise ValueError(f"SSE restart must lie in [0.01, 1], not {self.restart}")
             if self.graph is None or self.rho != 1.0:
-                raise ValueError("SSE restart needs a graph and no rho: a walk knows neighbours alone")
+                raise ValueError("SSE restart needs a graph and no rho: a walk visits neighbours only")
 
     @property
     def asks_graph(self) -> bool:

@@ -38,7 +38,7 @@ class Graph:
         self.validate()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
-        # Nothing changes it, and it may be large: copies of a model share it.
+        # A graph never changes and may be large, so copies of a model share it.
         return self
 
     @staticmethod
@@ -59,8 +59,8 @@ class Graph:
             source: integers [E], rows in [0, num_rows).
             target: integers [E], likewise, the other end of each edge.
             num_rows: rows of the table, in [1, 2^31].
-            symmetric: j ~ k makes k ~ j, as equation 3 of Wu et al. has it. False: only targets are neighbours, of
-                their source.
+            symmetric: True if the ends of an edge are each other's neighbours, as in equation 3 of Wu et al. False:
+                only the target is a neighbour of the source.
             first_live_row: the first row that SSE may swap.
 
         Raises:

@@ -8,9 +8,9 @@ SSE-Graph (equation 3): on a hit, row j with d neighbours becomes one of them wi
 others with (N - 1 - d) / Z, Z = rho d + N - 1 - d, uniformly within both: each neighbour is rho times as likely as each
 other row.
 
-A walk with restart (section 3.1): on a hit, row j becomes row k != j with a probability proportional to that of finding
-there a random walk over neighbours that returns to j with probability c before each step. Drawn, that is a walk that
-stops with probability c after each step, but never at j, where it would only begin anew; c = 1 is a uniform neighbour.
+A walk with restart (section 3.1): a random walk over neighbours returns to j with probability c before each step. On a
+hit, row j becomes row k != j with a probability proportional to that of finding the walk at k. To draw it, a walk stops
+with probability c after each step, but never at j, where it would only begin anew; c = 1 is a uniform neighbour.
 
 Every draw is fixed bit for bit: Philox4x32-10 with key (seed, crc32(table)) and counter
 (step, index, crc32(feature) & 0xffff0000 | position & 0xffff, stream), where ``position`` is the index in a sample's
@@ -29,12 +29,12 @@ is drawn by multiply-shift, n above 2^22 with the word of the same stream + 2^31
 
 * Stream 2^29, for a row of a graph: a neighbour if word < rho d / Z 2^32
 (:meth:`embeddings.sse.graph.Graph.thresholds`).
-* Stream 1 gives the new row: the neighbour at that place of the ascending list of d, or else that of the other N - 1
-  rows. While the latter is a neighbour, it is drawn again by streams 2, 3, ...
+* Stream 1 gives the new row, as an index into the ascending list of d neighbours or of the other N - 1 rows. While the
+  latter is a neighbour, it is drawn again by streams 2, 3, ...
 * Step t = 0, 1, ... of a walk goes to the neighbour that stream 1 + t gives, and ends there, unless that is j, if the
   word of stream 2^29 + t < c 2^32. From a row without neighbours it goes on as from j; if j has none, as without graph.
 
-So a row without neighbours, a complete graph and rho = 1 give the very draws of SSE-SE. The expected number of draws of
+So a row without neighbours, a complete graph and rho = 1 give the same draws as SSE-SE. The expected number of draws of
 a hit, retries included, is at most two: it needs (N - 1) / (N - 1 - d) tries with probability (N - 1 - d) / Z, and
 (N - 1) / Z <= 1.
 """
@@ -58,7 +58,7 @@ from embeddings.tables.philox import LOW_WORD_STREAM, lane, philox4x32, table_ke
 ROW_STREAM = 1
 NEIGHBOUR_STREAM = 1 << 29
 DISTANCE_STREAM = 1 << 30
-# Samples of the longest block; a rank whose slice starts inside one walks through what is before.
+# Largest number of samples of a block; a rank whose slice starts inside a block also walks through its samples before.
 LONGEST_BLOCK = 256
 
 
@@ -106,7 +106,7 @@ def check_sse(table: TableConfig, feature: str, config: SSEConfig) -> None:
     """
     if table.grows and config.probability > 0.0:
         raise ValueError(
-            f"feature '{feature}': table '{table.name}' grows, and SSE could draw a row that is nobody's: use a table "
+            f"feature '{feature}': table '{table.name}' grows, and SSE could draw a row without an id: use a table "
             "of known ids, or no SSE"
         )
     if config.include_unknown and table.first_live_row < 2:

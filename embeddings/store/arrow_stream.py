@@ -32,7 +32,7 @@ def write_streamed(
     """
     num_rows, dim = vectors.shape
     dtype = np.dtype(dtype)
-    # Pages of it that nobody touches take no memory; it goes when the last buffer over it does.
+    # Untouched pages take no memory; the mapping is freed with the last buffer over it.
     nothing = mmap.mmap(-1, max(num_rows * dim * dtype.itemsize, 1), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
     placeholder = pa.py_buffer(nothing).slice(0, num_rows * dim * dtype.itemsize)
     flat = pa.Array.from_buffers(pa.from_numpy_dtype(dtype), num_rows * dim, [None, placeholder], null_count=0)

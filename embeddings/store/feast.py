@@ -91,7 +91,7 @@ def export_feast(
         version: the version to export.
         view: the view whose features are exported; None: the item vectors.
         entity: the join key, a Python name.
-        ttl_seconds: time for which Feast takes a row for valid; 0: for ever.
+        ttl_seconds: time for which a row is valid for Feast; 0: for ever.
         at: event_timestamp of every row; left out: now. Feast materializes rows between two times, so a version that is
             served again needs a new time.
 
@@ -145,7 +145,7 @@ def _write_source(path: Path, collection: Collection, reader: Any, view: str | N
             entity: pa.int64() if reader.manifest.id_type == "int64" else pa.string(),
             "event_timestamp": moment.type,
             "status": names.type,
-            # Feast takes lists, not fixed-size ones.
+            # Feast supports lists, but not fixed-size lists.
             "vector": pa.list_(pa.float32()),
         }
     )

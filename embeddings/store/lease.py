@@ -21,7 +21,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def now() -> float:
     """Return the seconds of a clock that also runs while the machine is suspended, as the server's clock does.
 
-    On systems without such a clock, use another monotonic clock.
+    Systems without such a clock use another monotonic clock.
     """
     return time.clock_gettime(_CLOCK)
 
@@ -97,9 +97,9 @@ def leased(
     def keep() -> None:
         while not ended.wait(seconds / 3):
             asked = now()
-            # What cannot be renewed ends: the next check says so.
+            # A lease that cannot be renewed ends, and the next check raises.
             with contextlib.suppress(StoreError, OSError):
-                # Nor is a lock taken back that may be another's by now, also if renewing took so long.
+                # Check before and after renewing: after a long wait the lock may belong to another writer.
                 lease.check()
                 lock.renew(token)
                 lease.check()

@@ -69,14 +69,14 @@ class NeighborSearch:
         dim = self._vectors.shape[1]
         if vector.shape != (dim,) or not np.isfinite(vector).all() or not vector.any():
             raise ValueError(f"a query vector has {dim} finite coordinates, not all zero")
-        # By its largest coordinate first: the square of a coordinate may be beyond float32.
+        # Divide by the largest coordinate first, because its square may overflow float32.
         vector = vector / np.abs(vector).max()
         vector = vector / np.linalg.norm(vector)
         rows, cosines = self._all(vector) if self._index is None else self._candidates(vector, k)
         usable = np.isfinite(cosines) & (rows != leave_out)
         rows, cosines = rows[usable], cosines[usable]
         if len(rows) > k:
-            # Everything as near as the k-th takes part, so that ties are settled by row alone.
+            # Keep all rows as near as the k-th, so that ties are broken by row number alone.
             kth = np.partition(cosines, len(cosines) - k)[len(cosines) - k]
             near = np.flatnonzero(cosines >= kth)
             rows, cosines = rows[near], cosines[near]
@@ -130,7 +130,7 @@ def _open_index(path: Path, vectors: Array, statuses: Array) -> Any:
 
     try:
         index: Any = Index.restore(str(path), view=True)
-    except Exception as error:  # the library raises what it likes for a file that is damaged
+    except Exception as error:  # the library may raise anything for a damaged file
         raise ValueError(f"{path} is no index: {error}") from error
     _, usable = _inverse_norms(vectors, statuses)
     if index is None or index.ndim != vectors.shape[1] or len(index) != int(usable.sum()):

@@ -61,7 +61,7 @@ class ErasedIds:
         return matched
 
     def _hash(self, key: int | bytes) -> bytes:
-        # Fixed-width keys are padded with NUL, by other widths in other versions.
+        # Fixed-width keys are padded with NUL, to widths that differ between versions.
         data = key.to_bytes(8, "little", signed=True) if isinstance(key, int) else key.rstrip(b"\0")
         return hashlib.blake2b(data, key=self.key, digest_size=16).digest()
 

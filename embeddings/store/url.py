@@ -79,7 +79,7 @@ def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) ->
     if "cache" in given:
         cache = Path(given["cache"]).absolute()
     else:
-        # One mirror per store, also for two that differ in an option alone.
+        # URLs that differ only in an option have separate mirrors.
         digest = hashlib.sha256(f"{shown}?{urlencode(sorted(options.items()))}".encode()).hexdigest()[:16]
         cache = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"), "cache", digest).absolute()
     return StoreUrl(shown, urlunsplit(parts._replace(query="")), options, cache, **numbers)

@@ -55,7 +55,7 @@ def export_vectors(
         The version and the number of its rows that have a vector.
 
     Raises:
-        ValueError: The suffix is another, or ids were erased during the export: export again.
+        ValueError: The suffix is not in FORMATS, or ids were erased during the export: export again.
         ImportError: The library of the format is not installed.
         OSError: The file cannot be written.
         UnknownVersion: There is no such version.
@@ -74,7 +74,7 @@ def export_vectors(
     path = Path(file)
     write = FORMATS.get(path.suffix)
     if write is None:
-        raise ValueError(f"{path}: the ending says the format: end it in one of {', '.join(FORMATS)}")
+        raise ValueError(f"{path}: the ending sets the format: use one of {', '.join(FORMATS)}")
     num_erasures = collection.num_erasures()
     reader = collection.open(version)
     present = np.flatnonzero(reader.statuses != MISSING)
@@ -104,7 +104,7 @@ def _safetensors(rows: Rows, path: Path) -> None:
     if ids.dtype != np.int64:
         ids = np.frombuffer(json.dumps(arrow_of(ids).to_pylist(), ensure_ascii=False).encode(), np.uint8)
     with appearing(path, durable=False) as partial:
-        # Where no file can be, the library raises an error of its own kind, which is no OSError.
+        # Raises OSError if the file cannot be made; the library would raise an error of its own type.
         partial.touch()
         tensors = {"vectors": rows.vectors, "ids": ids, "statuses": rows.statuses}
         save_file(tensors, str(partial), metadata=rows.about)

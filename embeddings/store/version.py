@@ -97,7 +97,7 @@ def verify_file(directory: Path, entry: FileEntry) -> Path:
     mark = _mark(path, status, entry)
     if mark in _verified:
         return path
-    # After a switch all readers of a process come here at once: one reads the file, the others wait for its word.
+    # After a switch all readers of a process come here at once: one reads the file, the others wait for the result.
     with _verifying:
         if mark in _verified:
             return path
@@ -107,7 +107,7 @@ def verify_file(directory: Path, entry: FileEntry) -> Path:
             _verified.add(mark)
             return path
         message = f"{path}: the sha256 is not the manifest's: the file is damaged; {_remedy(directory)}"
-        # One that was written this very moment may be written again in the same tick of the clock.
+        # A file written just now may be rewritten within the same clock tick, so its damage is not remembered.
         if time.time() - status.st_mtime > _SETTLED_SECONDS:
             _refused[mark] = message
         raise CorruptStore(message)

@@ -121,7 +121,7 @@ class ViewRegistry:
         path = self._entry_path(name, generation)
         mark = _mark(path)
         if mark is not None:
-            # Entries are replaced, never rewritten, so a stat tells whether the one in memory is still the one there.
+            # Entries are replaced, never rewritten, so a stat shows if the cached one is current.
             with self._lock:
                 known = self._entries.get(path)
             if known is not None and known[0] == mark:
@@ -308,13 +308,13 @@ class ViewRegistry:
                 return rows
         mark = _mark(path)
         with self._lock:
-            # One that is still as it was found damaged; another in its place may be the restored one.
+            # The damaged file is still there; a file in its place may have been restored.
             if path in self._damaged and self._damaged[path] == mark:
                 return None
         try:
             rows = read_rows(verify_file(directory, file), (manifest.rows, entry.dim))
         except CorruptStore as error:
-            # The vectors they were computed from are there, and give the same.
+            # The version's vectors, from which they were computed, give the same rows.
             logger.error("view '%s': %s: its rows are computed from the version's vectors meanwhile", entry.name, error)
             with self._lock:
                 self._damaged[path] = mark

@@ -107,7 +107,7 @@ class TableConfig:
             raise ValueError(f"{where}: first_live_row must be at least 0, not {self.first_live_row}")
         if self.grows and (self.init.kind == "normal" or self.row_keys is not None):
             raise ValueError(
-                f"{where} grows: the number of a row says nothing of its id, and keys come with the ids: use init "
+                f"{where} grows: a row's number does not determine its id, and keys come with the ids: use init "
                 "'hash' or 'zero', and no row_keys"
             )
         if self.init.kind == "hash" and self.row_keys is None and not self.grows:

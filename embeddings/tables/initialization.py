@@ -23,7 +23,7 @@ def initial_rows(table: TableConfig, seed: int, start: int, end: int) -> np.ndar
     """Return local rows [start, end) before any training, float64 [end - start, dim]; the padding row is 0."""
     rows = np.zeros((end - start, table.dim))
     if table.grows:
-        # Of nobody yet, but for the unknown id's, which has a number and no key.
+        # Live rows have no id yet; the row of unknown ids is drawn by its number.
         count = _num_special(table, start, end)
         if table.init.kind != "zero":
             identity = np.arange(start, start + count, dtype=np.uint64) + np.uint64(table.row_start)

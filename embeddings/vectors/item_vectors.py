@@ -27,7 +27,7 @@ MISSING, FOUND, CARRIED, UNCERTAIN = 0, 1, 2, 3
 STATUS_NAMES = ("missing", "found", "carried", "uncertain")
 
 MAX_ID_BYTES = 512
-# Norms between which float32 squares lose nothing that float32 rows had.
+# Range of squared norms in which float32 squares lose no precision of float32 rows.
 _SAFE_SQUARES = (1e-24, 1e30)
 
 

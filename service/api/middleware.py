@@ -54,11 +54,11 @@ DOCUMENT_VALUES = 5_000
 up to 20 us.
 """
 LIST_PATHS = ("/vectors", "/erase", "/readmit")
-"""Ends of the paths whose bodies are lists of ids, which are limited by their length."""
+"""Suffixes of the paths whose bodies are lists of ids; their routes limit the number of ids."""
 CHECKED_ALONE_BYTES = 2**13
-"""Number of bytes above which a body with counted values waits until the earlier such bodies were passed on."""
+"""Bodies with more bytes than this are validated one after another."""
 PAUSE_SECONDS = 0.02
-"""Pause between two bodies above CHECKED_ALONE_BYTES that arrive together, in which other requests are answered."""
+"""Pause between two bodies above CHECKED_ALONE_BYTES, so that other requests are answered in between."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -127,12 +127,12 @@ class Guard:
         except Exception:
             log.exception("%s %s", scope["method"], scope["path"])
             if started_answer:
-                raise  # the connection is broken off: the reader must not take what came for the whole
+                raise  # aborts the connection, so that the client does not take a partial response for a complete one
             detail = "The service failed on this request. Its log has the traceback; please report it."
             await Problem(500, "internal-error", detail).response()(scope, receive, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
-            # Anyone may send any word as a method: as a label each would stay in memory.
+            # Clients may send any word as the method, and each distinct label value would stay in memory.
             method = scope["method"] if scope["method"] in METHODS else "other"
             seconds = time.perf_counter() - started
             self._metrics.request(method, route, status, seconds)
@@ -171,7 +171,7 @@ class Guard:
     def _no_run(self, headers: Headers) -> Response | None:
         token = headers.get("authorization", "").partition(" ")[2].strip()
         if run_tokens.read(self._settings.home, token) is None:
-            return unauthorized("This needs the token of a run; this one is unknown or expired.").response()
+            return unauthorized("This route needs the token of a run; the token sent is unknown or expired.").response()
         return None
 
     def _limits(self, scope: Scope) -> Limits:
@@ -232,15 +232,15 @@ def _log_request(scope: Scope, method: str, route: str, status: int, seconds: fl
 
 def too_large(limit: int) -> Problem:
     advice = " without an API key" if limit == STRANGER_BYTES else ""
-    return Problem(413, "content-too-large", f"A request body may have {limit} bytes here{advice}.")
+    return Problem(413, "content-too-large", f"A request body may have at most {limit} bytes here{advice}.")
 
 
 def too_many_values(limit: int) -> Problem:
-    return Problem(413, "content-too-large", f"A request body may have {limit} values here. Send fewer.")
+    return Problem(413, "content-too-large", f"A request body may have at most {limit} values here. Send fewer.")
 
 
 def counted(receive: Receive, limits: Limits, turn: asyncio.Lock) -> Receive:
-    """Wrap ``receive`` to hold a body to its limits as it arrives, since a chunked one does not announce its length.
+    """Wrap ``receive`` to check a body's limits while it arrives: a chunked body does not announce its length.
 
     Args:
         receive: The ASGI ``receive`` function of the server.

@@ -34,7 +34,7 @@ NAMED_BY = {
     "/v1/webhooks": "id",
     "/v1/webhooks/{webhook_id}/deliveries": "id",
 }
-"""For the path of each list, the field of an item whose value identifies the item in longer paths."""
+"""Map from the path of each list to the field that identifies an item in longer paths such as ``/v1/jobs/{job_id}``."""
 
 
 def document_of(app: FastAPI) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def add_links(document: dict[str, Any]) -> None:
 def _below(document: dict[str, Any], path: str) -> dict[str, str]:
     """Map the ids of operations on an item of the list at ``path`` to the path parameter that identifies the item.
 
-    Only operations are included whose other path parameters, if any, are also in the list's own path.
+    An operation with further path parameters is included only if the list's own path has these parameters too.
     """
     parameters: dict[str, str] = {}
     for other, item in document["paths"].items():

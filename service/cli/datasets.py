@@ -63,8 +63,8 @@ def located(dataset: DatasetSpec) -> DatasetSpec:
 
 @datasets.command("infer")
 def infer_dataset(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A file or a directory of any dataset format.")],
-    name: Annotated[str | None, typer.Option(help="The dataset's name; left out: from the file's.")] = None,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file or directory in any dataset format.")],
+    name: Annotated[str | None, typer.Option(help="The dataset's name (default: from the file's name).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Propose a manifest for a file, as YAML to review and save. Contacts no service."""
@@ -84,9 +84,9 @@ def get_dataset(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="ml1m, epinions, amazon_beauty, amazon_sports or gowalla.")
     ],
-    to: Annotated[Path, typer.Option(help="The folder of the Parquet files.")] = Path("data"),
+    to: Annotated[Path, typer.Option(help="The folder to write the Parquet files to.")] = Path("data"),
     downloaded: Annotated[
-        Path | None, typer.Option("--from", help="A folder with the publisher's files, instead of fetching them.")
+        Path | None, typer.Option("--from", help="A folder with the publisher's files, to use instead of a download.")
     ] = None,
 ) -> None:
     """Fetch a public data set from its publisher, for examples and recipes. Contacts no service."""
@@ -119,16 +119,17 @@ def delete_dataset(name: Name) -> None:
 
 
 def generate(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write date=YYYY-MM-DD/ to.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write the date=YYYY-MM-DD/ folders to.")],
     churn: Annotated[
-        bool, typer.Option("--churn", help="As of a news site: items live for two days, half have one click.")
+        bool,
+        typer.Option("--churn", help="Imitate a news site: items live for two days, and half of them get one click."),
     ] = False,
-    rows: Annotated[int, typer.Option(min=1, help="Rows over all days.")] = 200_000,
-    days: Annotated[int, typer.Option(min=1, help="Days.")] = 14,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same log.")] = 0,
+    rows: Annotated[int, typer.Option(min=1, help="Number of rows over all days.")] = 200_000,
+    days: Annotated[int, typer.Option(min=1, help="Number of days.")] = 14,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same log.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a synthetic click log, partitioned by date, to try the service with; its true model is known.
+    """Write a synthetic click log with a known true model, partitioned by date, to try the service with.
 
     Without --churn, each row contains the true probability of its click and the cluster of its item. With --churn, the
     true vectors of items and users are in OUT/_truth, a folder that readers of the log skip.
@@ -145,8 +146,8 @@ def generate(
             log = ClickLog(num_rows=rows, num_days=days, seed=seed)
             paths, users, items = generate_clicks(log, out), log.num_users, log.num_items
     except ValueError as error:
-        raise CommandError(str(error), "give more --rows, or fewer --days") from None
+        raise CommandError(str(error), "use more --rows or fewer --days") from None
     except OSError as error:
-        raise CommandError(f"{out}: {error.strerror or error}", "name a folder that can be written") from None
+        raise CommandError(f"{out}: {error.strerror or error}", "name a folder that you can write to") from None
     answer = {"uri": str(out), "rows": rows, "days": len(paths), "users": users, "items": items, "first": str(paths[0])}
     output.print_answer(answer, f"{rows:,} rows, {users:,} users, {items:,} items: {paths[0]} ... {paths[-1]}", as_json)

@@ -1,6 +1,6 @@
 """Entry point of the console script ``evenkeel``.
 
-It runs the commands of service.cli.main, except `evenkeel train`: it starts the trainer without importing them.
+`evenkeel train` starts the trainer without importing service.cli.main, which has the other commands.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 def main() -> None:
     """Run a command, but start the trainer directly for ``evenkeel train``.
 
-    Importing the other commands would take a tenth of the time in which the trainer starts.
+    Importing the other commands would make the trainer's start a tenth slower.
     """
     if sys.argv[1:2] == ["train"]:
         os.execv(sys.executable, [sys.executable, "-m", "trainer.launch.in_process", *sys.argv[2:]])

@@ -1,4 +1,4 @@
-"""Text of the CLI about jobs and publications: their progress, and why the gate held a version and what helps."""
+"""Texts of the CLI about jobs and publications: progress, the reasons why the gate held a version, and remedies."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def compare(document: Mapping[str, Any]) -> None:
     if comparison.skipped:
         typer.echo(in_words(comparison))
         return
-    typer.echo(f"beside the model of {comparison.version}, on rows that neither was trained on:")
+    typer.echo(f"compared with the model of {comparison.version}, on rows that neither model was trained on:")
     rows = [
         {name: _figure(value) for name, value in difference.items()}
         for difference in comparison.as_json()["differences"]

@@ -23,13 +23,17 @@ def create_key(
         list[str],
         typer.Option("--scope", help="jobs:read, jobs:write, features:read, features:write or admin; repeat it."),
     ],
-    tenant: Annotated[str | None, typer.Option(help="Another tenant than one's own, for operators.")] = None,
-    expires_at: Annotated[str | None, typer.Option(help="A time with zone, such as 2027-01-31T18:00:00Z.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="The key's tenant (default: your own); only operators may name another one.")
+    ] = None,
+    expires_at: Annotated[
+        str | None, typer.Option(help="The time when the key expires, with time zone, such as 2027-01-31T18:00:00Z.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Create a key and show it; it cannot be shown again."""
     answer = ask(Client.create_key, name, scope, tenant, expires_at)
-    remark = f"key {answer['id']} with {', '.join(scope)}: kept nowhere in clear, so keep it now"
+    remark = f"key {answer['id']} with {', '.join(scope)}: save it now, the service stores only its hash"
     output.print_with_note(answer, "key", remark, as_json)
 
 
@@ -43,13 +47,13 @@ def list_keys(as_json: JsonFlag = False) -> None:
 @keys.command("rotate")
 def rotate_key(
     key_id: Id,
-    overlap_seconds: Annotated[float, typer.Option(help="How long the secret before goes on.")] = 24 * 3600,
+    overlap_seconds: Annotated[float, typer.Option(help="Seconds that the previous secret stays valid.")] = 24 * 3600,
     as_json: JsonFlag = False,
 ) -> None:
     """Give a key a new secret and show it, only this once; by default the previous secret stays valid for a day."""
     answer = ask(Client.rotate_key, key_id, overlap_seconds)
     until = answer["old_until"] or "now"
-    remark = f"key {key_id}: the secret before ends {until}; kept nowhere in clear, so keep this one now"
+    remark = f"key {key_id}: the previous secret ends {until}; save the new one now, the service stores only its hash"
     output.print_with_note(answer, "key", remark, as_json)
 
 
@@ -61,8 +65,10 @@ def list_tenants(as_json: JsonFlag = False) -> None:
 
 @keys.command("audit")
 def list_audit(
-    key: Annotated[str | None, typer.Option(help="Id of a key.")] = None,
-    since: Annotated[str | None, typer.Option(help="A time with zone, such as 2026-11-20T06:00:00Z.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only entries of the key with this id.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only entries since this time, with time zone, such as 2026-11-20T06:00:00Z.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1)] = 50,
     as_json: JsonFlag = False,
 ) -> None:
@@ -83,7 +89,7 @@ def revoke_key(key_id: Id) -> None:
 
 @keys.command("reset-admin")
 def reset_admin() -> None:
-    """Replace a lost admin key; writes the new one to $EVENKEEL_HOME/admin.key. Run it on the service's own machine."""
+    """Replace a lost admin key and write the new one to $EVENKEEL_HOME/admin.key. Run it on the service's machine."""
     from service.cli.serve import reset_admin as reset
 
     typer.echo(f"new admin key written to {reset()}; the old one no longer works")

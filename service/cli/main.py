@@ -73,7 +73,7 @@ def train(context: typer.Context) -> None:
 
 @app.command()
 def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
-    """Check a spec and whether it fits the dataset, and show which resources a run would need. Runs nothing."""
+    """Check a spec against its dataset, and show the resources that a run would need. Runs nothing."""
     from trainer.spec import load_documents
 
     dataset, job = load_documents(spec)
@@ -109,7 +109,7 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
 
 
 def _check_parent(job: JobSpec, dataset: DatasetSpec) -> None:
-    """Check that the job can start from the checkpoint that ``init_from`` means on this host; print what changes."""
+    """Check that the job can start from the checkpoint of ``init_from`` on this host, and print the differences."""
     if job.init_from is None:
         return
     from embeddings.store import StoreError
@@ -121,7 +121,7 @@ def _check_parent(job: JobSpec, dataset: DatasetSpec) -> None:
         published = None if job.publish is None else job.publish.collection
         start = start_of(job.init_from, published, store_url, home / "runs")
     except (ValueError, StoreError) as error:
-        output.note(f"whether the job goes on from its parent is not checked: {error}")
+        output.note(f"the parent in init_from was not checked: {error}")
         return
     for note in check_parent(job, dataset, start.checkpoints.parent):
         output.note(note)
@@ -131,7 +131,7 @@ def _check_parent(job: JobSpec, dataset: DatasetSpec) -> None:
 def submit(
     spec: SpecFile,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Stay until the job ends; exit 3 if the gate held its version.")
+        bool, typer.Option("--wait", help="Wait until the job ends; exit 3 if the gate held its version.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -161,7 +161,7 @@ def _wait(client: Client, job_id: str, as_json: bool) -> None:
             job = client.wait(job_id, on_update=progress.update)
     except KeyboardInterrupt:
         raise CommandError(
-            f"stopped waiting; job {job_id} goes on",
+            f"stopped waiting; job {job_id} keeps running",
             f"`evenkeel job {job_id}` shows it, `evenkeel cancel {job_id}` ends it",
             130,
         ) from None
@@ -180,7 +180,7 @@ def jobs(
     state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
     name: Annotated[str | None, typer.Option(help="Only jobs of this name.")] = None,
     label: Annotated[str | None, typer.Option(help="Only jobs with this label, key=value.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Most jobs to list.")] = 50,
     as_json: JsonFlag = False,
 ) -> None:
     """List jobs, newest first."""
@@ -198,7 +198,8 @@ def job(job_id: JobId, as_json: JsonFlag = False) -> None:
 
 @app.command()
 def logs(
-    job_id: JobId, follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")] = False,
 ) -> None:
     """Print a job's log."""
     with Client() as client:
@@ -231,10 +232,12 @@ def delete(job_id: JobId) -> None:
 
 @app.command()
 def serve(
-    role: Annotated[str, typer.Option(help="all, api, scheduler or vectors.")] = "all",
+    role: Annotated[str, typer.Option(help="The part of the service to run: all, api, scheduler or vectors.")] = "all",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = DEFAULT_PORT,
-    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes, with --role vectors.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, max=256, help="Number of processes; more than one only with --role vectors.")
+    ] = 1,
 ) -> None:
     """Start the service; the dashboard is at `/`."""
     from service.cli.serve import serve as run
@@ -245,7 +248,7 @@ def serve(
 @app.command()
 def doctor(
     spec: Annotated[
-        Path | None, typer.Argument(metavar="[SPEC.yaml]", help="Also check that this job would fit.")
+        Path | None, typer.Argument(metavar="[SPEC.yaml]", help="Also check that this job would fit this machine.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -269,7 +272,9 @@ def doctor(
 
 @app.command()
 def retention(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Remove nothing, only count what would be removed.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Remove data past its retention time, as the service does daily. Run it on the service's own machine."""
@@ -286,7 +291,7 @@ def clean(as_json: JsonFlag = False) -> None:
     try:
         output.print_fields({"bytes": clean_host()}, as_json)
     except OSError as error:
-        raise CommandError(str(error), "see EVENKEEL_CACHE", output.USAGE) from None
+        raise CommandError(str(error), "check the folder that EVENKEEL_CACHE names", output.USAGE) from None
 
 
 top.register(app)
@@ -310,7 +315,7 @@ def _check_files(dataset: DatasetSpec) -> None:
     from trainer.spec.uri_schemes import OBJECT_PREFIXES
 
     topics = () if dataset.messages is None else (dataset.uri,)
-    # Nothing here is the home of the service that the dataset is for.
+    # The service that will use the dataset may have another home, so none is named here.
     anywhere = Settings(
         home=Path(os.devnull), data_roots=(Path("/"),), object_roots=OBJECT_PREFIXES, topic_roots=topics
     )
@@ -332,13 +337,13 @@ def _register(client: Client, dataset: DatasetSpec, file: Path) -> None:
         output.note(f"dataset {dataset.name} registered")
         return
     registered = type(dataset).model_validate({key: value for key, value in stored.items() if key != "created_at"})
-    # As text, in which features and labels have their order.
+    # Compared as JSON text, because the order of features and labels counts.
     documents = [document.model_dump(mode="json") for document in (dataset, registered)]
     sent, stored = ({field: json.dumps(part) for field, part in document.items()} for document in documents)
     differ = sorted(field for field in sent.keys() | stored.keys() if sent.get(field) != stored.get(field))
     if differ:
         raise CommandError(
-            f"{file}: another dataset '{dataset.name}' is registered, with another {', '.join(differ)}",
+            f"{file}: the registered dataset '{dataset.name}' is a different one: it has another {', '.join(differ)}",
             f"give this one another name, or `evenkeel datasets delete {dataset.name}` first; to train on the one that "
             "is registered, leave the dataset out of the file",
         )
@@ -354,7 +359,9 @@ def _naming(spec: Path) -> Iterator[None]:
         if error.status != 422 or not unknown or "registered" not in str(unknown[0].get("message")):
             raise
         message = f"{spec}: dataset.name: {unknown[0]['message']}"
-        raise CommandError(message, "put the dataset into the file, or `evenkeel datasets add FILE.yaml`") from None
+        raise CommandError(
+            message, "put the dataset into the file, or register it with `evenkeel datasets add FILE.yaml`"
+        ) from None
 
 
 def _print_state(job: Mapping[str, Any], as_json: bool) -> None:
@@ -378,7 +385,7 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
     job_status.compare(publication)
     metrics = job.get("metrics") or []
     if metrics:
-        # A table within it (calibration, frequency buckets) is for the report.
+        # Nested tables (calibration, frequency buckets) are shown only in the report.
         plain = [name for metric in metrics for name, value in metric.items() if not isinstance(value, list | dict)]
         names = [name for name in dict.fromkeys(plain) if name not in ("time", "attempt")]
         typer.echo()
@@ -433,7 +440,7 @@ def main() -> None:
         output.error(str(error))
         sys.exit(FAILED)
     except BrokenPipeError:
-        # The reader has gone (`| head`): not an error, and nothing more may be written to it.
+        # The reader of the pipe has exited (`| head`): not an error, but nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except OSError as error:

@@ -19,12 +19,13 @@ from service.cli.output import CommandError, JsonFlag
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or the directory of a run.")]
 WhichCheckpoint = Annotated[
-    str, typer.Option(metavar="best|last|STEP", help="Which checkpoint of it (best: by its first validation metric).")
+    str,
+    typer.Option(metavar="best|last|STEP", help="The job's checkpoint to use (best: by the first validation metric)."),
 ]
 
 RECIPE_IS_GONE = (
-    "evenkeel recipe is gone: the papers' tables are python -m benchmarks.papers NAME in a checkout of the sources, "
-    "the report on a job is evenkeel generalization SPEC.yaml"
+    "evenkeel recipe was removed: use python -m benchmarks.papers NAME in a checkout of the sources for the papers' "
+    "tables, evenkeel generalization SPEC.yaml for the report on a job"
 )
 
 
@@ -41,17 +42,19 @@ def register(app: typer.Typer) -> None:
 
 def predict(
     job: Job,
-    rows: Annotated[str, typer.Argument(metavar="ROWS.parquet", help="A file or a directory of any dataset format.")],
+    rows: Annotated[str, typer.Argument(metavar="ROWS.parquet", help="A file or directory in any dataset format.")],
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", help="Where scores go: a path or URI (default: ROWS.scores.parquet beside it)."),
+        typer.Option(
+            "--output", "-o", help="Path or URI to write the scores to (default: ROWS.scores.parquet beside the rows)."
+        ),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(metavar="a,b", help="Columns of the rows to keep (default: all).")
+        str | None, typer.Option(metavar="a,b", help="Columns of the rows to copy to the output (default: all).")
     ] = None,
     checkpoint: WhichCheckpoint = "last",
     k: Annotated[
-        int | None, typer.Option(min=1, help="Items for each user, of a model of sequences (default: 10).")
+        int | None, typer.Option(min=1, help="Items to recommend to each user, for sequence models (default: 10).")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -66,11 +69,14 @@ def importance(
         str, typer.Argument(metavar="ROWS.parquet", help="Rows with features and label, such as a later day's.")
     ],
     metric: Annotated[
-        str | None, typer.Option(metavar="auc|logloss|rmse|mae", help="What is lost (default: auc, of values rmse).")
+        str | None,
+        typer.Option(
+            metavar="auc|logloss|rmse|mae", help="The metric to measure (default: auc, or rmse for numeric labels)."
+        ),
     ] = None,
-    label: Annotated[str | None, typer.Option(help="Which of several labels.")] = None,
-    max_rows: Annotated[int, typer.Option("--rows", min=2, help="How many rows are read.")] = 100_000,
-    repeats: Annotated[int, typer.Option(min=2, help="How often each feature is shuffled.")] = 5,
+    label: Annotated[str | None, typer.Option(help="The label to use, if the job has several.")] = None,
+    max_rows: Annotated[int, typer.Option("--rows", min=2, help="Most rows to read.")] = 100_000,
+    repeats: Annotated[int, typer.Option(min=2, help="Number of times each feature is shuffled.")] = 5,
     checkpoint: WhichCheckpoint = "last",
     as_json: JsonFlag = False,
 ) -> None:
@@ -85,7 +91,9 @@ def export(
     job: Job,
     directory: Annotated[
         str | None,
-        typer.Argument(metavar="DIRECTORY", help="A path or URI, not there yet (default: in the run's storage)."),
+        typer.Argument(
+            metavar="DIRECTORY", help="Path or URI that does not exist yet (default: in the run's storage)."
+        ),
     ] = None,
     checkpoint: WhichCheckpoint = "last",
     as_json: JsonFlag = False,
@@ -101,7 +109,7 @@ def run_dir(job: str) -> Path:
     Raises:
         CommandError: It is not on this machine; the error names the remedy.
     """
-    # Here: they take most of the time in which every other command starts.
+    # Imported here: these modules take most of the time that a command needs to start.
     from service.core.settings import LOCAL_HOSTS, Settings
     from trainer.runs.directory import RUN_FILE
 
@@ -115,7 +123,7 @@ def run_dir(job: str) -> Path:
     if url and urlsplit(url).hostname not in LOCAL_HOSTS:
         raise CommandError(
             f"job '{job}' has no run directory under {settings.runs}, and {url} is another machine",
-            "a model is used where its run directory is: run this there, or export it there and copy the folder",
+            "run this on the machine with the run directory, or export the model there and copy the folder",
         )
     raise CommandError(
         f"job '{job}' has no run directory under {settings.runs}",

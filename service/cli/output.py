@@ -119,7 +119,7 @@ def print_list(
 
 
 def print_answer(answer: Any, text: str, as_json: bool) -> None:
-    """Print an answer of the service as JSON, or ``text`` in its place."""
+    """Print an answer of the service as JSON, or print ``text`` instead."""
     if as_json:
         print_json(answer)
     else:

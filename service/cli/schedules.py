@@ -13,24 +13,36 @@ from service.cli import job_status, output
 from service.cli.output import CommandError, JsonFlag, ask
 from service.client import Client
 
-schedules = typer.Typer(help="Schedules: jobs that the clock starts.", no_args_is_help=True)
+schedules = typer.Typer(help="Schedules: jobs that start at set times.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
-# A parameter for each option that users have.
+# One parameter for each option of the command.
 @schedules.command("add")
 def add_schedule(
     name: Name,
     spec: Annotated[
-        Path, typer.Argument(metavar="SPEC.yaml", help="The job; `{firing_date}` in its window is filled in.")
+        Path,
+        typer.Argument(
+            metavar="SPEC.yaml", help="The job; the date of each firing replaces `{firing_date}` in its window."
+        ),
     ],
-    cron: Annotated[str, typer.Option(help="Five fields, such as '0 3 * * *'.")],
+    cron: Annotated[str, typer.Option(help="Cron expression with five fields, such as '0 3 * * *'.")],
     timezone: Annotated[str, typer.Option(help="An IANA time zone.")] = "UTC",
-    catchup: Annotated[str, typer.Option(help="Firings missed while down: none, last or all.")] = "none",
-    overlap: Annotated[str, typer.Option(help="The last one still runs: forbid (skips), queue or replace.")] = "forbid",
-    misfire_grace_seconds: Annotated[int, typer.Option(min=0, help="How late a firing may start.")] = 3600,
-    paused: Annotated[bool, typer.Option("--paused", help="Created, but not yet firing.")] = False,
+    catchup: Annotated[
+        str, typer.Option(help="Firings to make up for after an outage of the service: none, last or all.")
+    ] = "none",
+    overlap: Annotated[
+        str,
+        typer.Option(
+            help="If the previous job still runs: forbid (skip this firing), queue or replace (cancel that job)."
+        ),
+    ] = "forbid",
+    misfire_grace_seconds: Annotated[
+        int, typer.Option(min=0, help="Most seconds that a firing may start late.")
+    ] = 3600,
+    paused: Annotated[bool, typer.Option("--paused", help="Create the schedule paused.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Create a schedule from a job's spec."""
@@ -69,7 +81,7 @@ def show_schedule(name: Name, as_json: JsonFlag = False) -> None:
 @schedules.command("trigger")
 def trigger(
     name: Name,
-    date: Annotated[str | None, typer.Option(help="The firing's date, YYYY-MM-DD; left out: today's.")] = None,
+    date: Annotated[str | None, typer.Option(help="The firing's date, YYYY-MM-DD (default: today).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Fire a schedule now."""
@@ -82,7 +94,9 @@ def backfill(
     name: Name,
     first: Annotated[datetime.datetime, typer.Option("--from", formats=["%Y-%m-%d"], help="The first date.")],
     last: Annotated[datetime.datetime, typer.Option("--to", formats=["%Y-%m-%d"], help="The last date.")],
-    past_held: Annotated[bool, typer.Option("--past-held", help="Go on where the gate held a day's version.")] = False,
+    past_held: Annotated[
+        bool, typer.Option("--past-held", help="Continue after a day whose version the gate held.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Fire a schedule for each date of a range, one after another; each firing waits for the previous job to end.
@@ -96,7 +110,7 @@ def backfill(
     with Client() as client:
         if ((client.schedule(name)["job"]["dataset"].get("window")) or {}).get("start") != "{firing_date}":
             raise CommandError(
-                f"the job of schedule {name} has the same rows on every date",
+                f"the job of schedule {name} trains on the same rows on every date",
                 'give it a window that begins at the firing date: window: {start: "{firing_date}"}',
             )
         try:
@@ -121,7 +135,7 @@ def _fired(client: Client, name: str, date: str, as_json: bool) -> dict[str, Any
             job = client.wait(job_id, on_update=progress.update)
     except KeyboardInterrupt:
         again = f"`evenkeel schedules backfill {name} --from {date} ...` begins with this date again"
-        raise CommandError(f"stopped waiting; job {job_id} of {date} goes on", again, 130) from None
+        raise CommandError(f"stopped waiting; job {job_id} of {date} keeps running", again, 130) from None
     publication = job.get("publication") or {}
     if not as_json:
         typer.echo(f"{date}  {job_id}  {job['state']}  {job_status.status(publication)}".rstrip())
@@ -149,7 +163,7 @@ def _end_of_backfill(name: str, ended: Mapping[str, Any], last: datetime.datetim
     if ended["status"] == "held":
         raise CommandError(
             f"{date}: version {ended['version']} is held",
-            f"`evenkeel job {ended['job_id']}` says why; go on with the next date, or with --past-held",
+            f"`evenkeel job {ended['job_id']}` shows the reason; continue from the next date, or add --past-held",
             output.HELD,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from service.jobs.executors.base import Placement
 
 _SETTINGS_REMEDY = "see the EVENKEEL_ variables in service/core/environment.py"
-_PLACES_REMEDY = "set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for serve"
+_PLACES_REMEDY = "set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for `evenkeel serve`"
 
 
 def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
@@ -29,14 +30,18 @@ def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
         raise CommandError(f"--role {role}: no such role", f"one of {', '.join(ROLES)}", output.USAGE)
     if num_workers > 1 and role != "vectors":
         raise CommandError(
-            f"--workers {num_workers} with --role {role}: jobs are looked after by one process",
-            "serve vectors from a process of its own: --role vectors --workers N",
+            f"--workers {num_workers} with --role {role}: only one process may manage jobs",
+            "serve vectors separately: --role vectors --workers N",
             output.USAGE,
         )
-    from service import app
+    gc.disable()  # app.serve enables it when the service is ready: each collection would search all modules
+    try:
+        from service import app
 
-    placement()
-    return app.serve(_settings(), host, port, role, num_workers=num_workers)  # type: ignore[arg-type]
+        placement()
+        return app.serve(_settings(), host, port, role, num_workers=num_workers)  # type: ignore[arg-type]
+    finally:
+        gc.enable()
 
 
 def reset_admin() -> Path:
@@ -89,8 +94,8 @@ def sweep(dry_run: bool) -> dict[str, int]:
     """Return the number of removed items by kind; in a dry run, the number of items that would be removed.
 
     Raises:
-        CommandError: A setting is wrong, the database, the files or the feature store cannot be read, or the database
-            is of another version.
+        CommandError: A setting is wrong, the database, the files or the feature store cannot be read, or another
+            version of Evenkeel wrote the database.
     """
     from sqlalchemy.exc import SQLAlchemyError
 

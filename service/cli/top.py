@@ -42,15 +42,15 @@ def register(app: typer.Typer) -> None:
 
 
 def top(
-    seconds: Annotated[float, typer.Option(min=0.2, max=3600, help="How often it asks.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two updates.")] = 2.0,
 ) -> None:
-    """Follow jobs and held versions on the whole screen until Ctrl-C; without a terminal, print them once."""
+    """Show jobs and held versions on the full screen until Ctrl-C; without a terminal, print them once."""
     with Client() as client:
         if not sys.stdout.isatty():
             _print(picture(client))
             return
         console = output.out()
-        # The first answer comes before the screen is taken: a wrong address or key is an ordinary error.
+        # Ask once before taking the screen: a wrong address or key is then an ordinary error.
         first = _drawn(client, picture(client))
         with (
             _interruption() as interrupted_by_user,
@@ -60,7 +60,7 @@ def top(
                 try:
                     screen.update(_drawn(client, picture(client)), refresh=True)
                 except ServiceError as error:
-                    screen.update(Text(f"{error}: asked again in {seconds:g} seconds"), refresh=True)
+                    screen.update(Text(f"{error}: trying again in {seconds:g} seconds"), refresh=True)
 
 
 @contextlib.contextmanager

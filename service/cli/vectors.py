@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 Collection = Annotated[str, typer.Argument(metavar="COLLECTION")]
-canaries = typer.Typer(help="Canaries: frozen consumers that read every candidate first.", no_args_is_help=True)
+canaries = typer.Typer(
+    help="Canaries: frozen models on top of the vectors, evaluated on every candidate before it is published.",
+    no_args_is_help=True,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -62,11 +65,13 @@ def _version_row(version: Mapping[str, Any], current: str | None) -> dict[str, A
 def promote(
     collection: Collection,
     version: Annotated[str, typer.Argument(metavar="VERSION")],
-    reason: Annotated[str, typer.Option(help="Why; kept with the version.")],
+    reason: Annotated[str, typer.Option(help="Reason for the promotion; kept with the version.")],
     override_gate: Annotated[
         bool, typer.Option("--override-gate", help="Publish a version that the gate held.")
     ] = False,
-    if_current: Annotated[str | None, typer.Option(help="Only if this version is still the current one.")] = None,
+    if_current: Annotated[
+        str | None, typer.Option(help="Promote only if this version is still the current one.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Make a version the current one; promoting an older one is a rollback."""
@@ -79,7 +84,9 @@ def promote(
 def erase(
     collection: Collection,
     ids: Annotated[list[str], typer.Argument(metavar="IDS...")],
-    reason: Annotated[str, typer.Option(help="Why; kept in the collection's log, in which ids are hashes.")],
+    reason: Annotated[
+        str, typer.Option(help="Reason for the erasure; kept in the collection's log, which stores ids as hashes.")
+    ],
     as_json: JsonFlag = False,
 ) -> None:
     """Remove the rows of ids from every kept version, and keep the ids out of later versions."""
@@ -91,7 +98,7 @@ def erase(
 def readmit(
     collection: Collection,
     ids: Annotated[list[str], typer.Argument(metavar="IDS...")],
-    reason: Annotated[str, typer.Option(help="Why; kept in the collection's log.")],
+    reason: Annotated[str, typer.Option(help="Reason for the readmission; kept in the collection's log.")],
     as_json: JsonFlag = False,
 ) -> None:
     """Allow erased ids to be published again, by the next run whose data contains them."""
@@ -100,18 +107,22 @@ def readmit(
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="COLLECTION|VIEW", help="A collection serves its default view.")],
+    name: Annotated[
+        str, typer.Argument(metavar="COLLECTION|VIEW", help="A view, or a collection to use its default view.")
+    ],
     ids: Annotated[list[str], typer.Argument(metavar="IDS...")],
     version: Annotated[str, typer.Option(help="A version, or `current`.")] = "current",
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     file: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to FILE.parquet or FILE.arrow instead.")
+        Path | None, typer.Option("--output", "-o", help="Write the vectors to FILE.parquet or FILE.arrow instead.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Fetch vectors by id."""
     if file is not None and file.suffix not in (".parquet", ".arrow"):
-        raise CommandError(f"--output {file}: the ending says the format", "end it in .parquet or .arrow", output.USAGE)
+        raise CommandError(
+            f"--output {file}: the file name's ending chooses the format", "use .parquet or .arrow", output.USAGE
+        )
     with Client() as client:
         table = _table(client, name, ids, version, dtype)
     if file is not None:
@@ -168,7 +179,7 @@ def _short(vector: Any, shown: int = 6) -> str:
 def add_canary(
     collection: Collection,
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    labels: Annotated[str, typer.Argument(metavar="LABELS.parquet", help="Columns id and label.")],
+    labels: Annotated[str, typer.Argument(metavar="LABELS.parquet", help="A file with the columns id and label.")],
     as_json: JsonFlag = False,
 ) -> None:
     """Fit a canary, a frozen consumer, on the current version; it is evaluated on every candidate from now on."""
@@ -191,7 +202,7 @@ def list_canaries(collection: Collection, as_json: JsonFlag = False) -> None:
         "name": "NAME", "version": "FITTED ON", "anchor_generation": "GENERATION", "num_items": "ITEMS",
         "classes": "CLASSES", "accuracy": "ACCURACY", "created_at": "CREATED",
     }  # fmt: skip
-    empty = f"'{collection}' has no canary: `evenkeel canaries add` makes one"
+    empty = f"'{collection}' has no canary: create one with `evenkeel canaries add`"
     rows = [{**canary, "classes": len(canary["classes"])} for canary in listed]
     output.print_list(listed, columns, empty, as_json, rows)
 
@@ -205,9 +216,14 @@ def delete_canary(collection: Collection, name: Annotated[str, typer.Argument(me
 
 def export_vectors(
     collection: Collection,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Ends in .parquet, .safetensors, .usearch or .faiss.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A file name that ends in .parquet, .safetensors, .usearch or .faiss."),
+    ],
     version: Annotated[str, typer.Option(help="A version, or `current`.")] = "current",
-    view: Annotated[str | None, typer.Option(help="Its features instead of the item vectors.")] = None,
+    view: Annotated[
+        str | None, typer.Option(help="Write the features of this view instead of the item vectors.")
+    ] = None,
     store: Annotated[
         str | None, typer.Option(help="The store (default: EVENKEEL_STORE_URL, else EVENKEEL_HOME/store).")
     ] = None,
@@ -224,7 +240,7 @@ def export_vectors(
         raise CommandError(str(error), "see `evenkeel export-vectors --help`") from None
     except OSError as error:
         raise CommandError(
-            f"{file}: {error.strerror or error}", "name a file in a folder that can be written"
+            f"{file}: {error.strerror or error}", "name a file in a folder that you can write to"
         ) from None
     answer = {"collection": collection, "file": str(file), **exported._asdict()}
     text = f"{exported.num_rows} vectors of {collection} {exported.version} written to {file}"
@@ -233,9 +249,11 @@ def export_vectors(
 
 def advise(
     collection: Collection,
-    task: Annotated[Path, typer.Argument(metavar="TASK.parquet", help="Columns id and label.")],
+    task: Annotated[Path, typer.Argument(metavar="TASK.parquet", help="A file with the columns id and label.")],
     version: Annotated[str, typer.Option(help="The version whose vectors are tried.")] = "current",
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="A chart of it (needs matplotlib).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Also draw a chart of the accuracies (needs matplotlib).")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Try random Fourier features of several dims and sigmas on a prediction task, and recommend one view."""
@@ -267,8 +285,8 @@ def advise(
     output.print_table(rows, output.headings("dim", "sigma", "accuracy"), "")
     output.note(
         f"take dim {best.dim}, sigma {best.sigma:g}: accuracy {best.accuracy:.3f} on {advice.num_held_out} items that "
-        f"it was not fitted on (the vectors themselves {advice.tried[0].accuracy:.3f}, most frequent class "
-        f"{advice.majority:.3f}; differences below {advice.standard_error:.3f} are chance)"
+        f"were not used to fit the classifier (the vectors themselves {advice.tried[0].accuracy:.3f}, most frequent "
+        f"class {advice.majority:.3f}; differences below {advice.standard_error:.3f} are chance)"
     )
 
 

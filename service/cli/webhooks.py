@@ -11,12 +11,15 @@ from service.cli.output import JsonFlag, ask
 from service.client import Client
 
 webhooks = typer.Typer(
-    help="Webhooks: who is told of failures, held versions and missed firings.", no_args_is_help=True
+    help="Webhooks: addresses that are notified of failures, held versions and missed firings.", no_args_is_help=True
 )
 
 Id = Annotated[str, typer.Argument(metavar="ID")]
 Events = Annotated[
-    list[str] | None, typer.Option("--event", help="Such as job.failed; repeat it. Default: failed, held, missed.")
+    list[str] | None,
+    typer.Option(
+        "--event", help="An event such as job.failed; repeat the option for more (default: failed, held, missed)."
+    ),
 ]
 
 
@@ -24,7 +27,7 @@ Events = Annotated[
 def create(url: Annotated[str, typer.Argument(metavar="URL")], event: Events = None, as_json: JsonFlag = False) -> None:
     """Register an address and show the secret that signs its deliveries; the secret cannot be shown again."""
     answer = ask(Client.add_webhook, url, event)
-    remark = f"webhook {answer['id']} for {', '.join(answer['events'])}: keep the secret now"
+    remark = f"webhook {answer['id']} for {', '.join(answer['events'])}: save the secret now"
     output.print_with_note(answer, "secret", remark, as_json)
 
 

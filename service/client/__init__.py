@@ -1,19 +1,12 @@
 """Python client of the service.
 
-Other packages import ``Client``, ``AsyncClient`` and their errors from here.
+Other packages import ``Client``, ``AsyncClient`` and their errors from here. The distribution ``evenkeel-client`` has
+these files as ``evenkeel.client`` (deploy/client), so they import each other by relative names and nothing else of this
+repository.
 """
 
-from typing import TYPE_CHECKING
+from .async_client import AsyncClient
+from .client import Client
+from .http import ProblemError, ServiceError, Unreachable, default_key, home
 
-from embeddings.lazy_exports import lazy_exports
-
-if TYPE_CHECKING:
-    from service.client.async_client import AsyncClient as AsyncClient
-    from service.client.client import Client as Client
-    from service.client.http import ProblemError as ProblemError
-    from service.client.http import ServiceError as ServiceError
-    from service.client.http import Unreachable as Unreachable
-    from service.client.http import default_key as default_key
-    from service.client.http import home as home
-
-__getattr__ = lazy_exports(__name__)
+__all__ = ["AsyncClient", "Client", "ProblemError", "ServiceError", "Unreachable", "default_key", "home"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 from greenlet import getcurrent, greenlet
 
-from service.client.client import Client
+from .client import Client
 
 _END = object()
 
@@ -36,7 +36,7 @@ class AsyncClient:
         timeout_seconds: Longest wait for a response, or for the next part of one.
 
     Raises:
-        ServiceError: The key has characters that no key has, or ``url`` is not a valid address.
+        ServiceError: The key has characters that are not allowed in keys, or ``url`` is not a valid address.
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, timeout_seconds: float = 60.0):
@@ -68,7 +68,7 @@ class AsyncClient:
 
 
 class _Bridge(Client):
-    """The client in a form that leaves waiting to the event loop. Its calls run in greenlets of :func:`_awaited`."""
+    """A client that hands every wait to the event loop. Its calls run in greenlets of :func:`_awaited`."""
 
     _connection = httpx.AsyncClient
 
@@ -99,7 +99,7 @@ async def _awaited(function: Callable[..., Any], *arguments: Any, **options: Any
     while not call.dead:
         try:
             result = await waits
-        except BaseException as error:  # also the cancellation of this task, so that the call can let go
+        except BaseException as error:  # including the cancellation of this task, so that the call can clean up
             waits = call.throw(error)
         else:
             waits = call.switch(result)

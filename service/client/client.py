@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from service.client.fetch import VectorCalls, ids_of
-from service.client.http import Json, once, part, plain
-from service.client.jobs import JobCalls
+from .fetch import VectorCalls, ids_of
+from .http import Json, once, part, plain
+from .jobs import JobCalls
 
 
 class Client(JobCalls, VectorCalls):
@@ -27,14 +27,14 @@ class Client(JobCalls, VectorCalls):
         timeout_seconds: Longest wait for a response, or for the next part of one.
 
     Raises:
-        ServiceError: The key has characters that no key has, or ``url`` is not a valid address.
+        ServiceError: The key has characters that are not allowed in keys, or ``url`` is not a valid address.
 
     Example:
         >>> from service.client import Client
         >>> with Client() as client:  # EVENKEEL_URL and EVENKEEL_API_KEY, else the key in $EVENKEEL_HOME/admin.key
         ...     got = client.vectors("items", [10, 30, 10])
         ...     version = client.version("items")["version"]
-        >>> got.vectors.shape, got.version == version  # rows in the order asked for
+        >>> got.vectors.shape, got.version == version  # rows in request order
         ((3, 32), True)
         >>> got.vectors[got.found].dtype  # leaves out missing ones, which are NaN
         dtype('float32')
@@ -123,7 +123,7 @@ class Client(JobCalls, VectorCalls):
         return self.json("POST", f"/collections/{part(collection)}/erase", json={"ids": ids_of(ids), "reason": reason})
 
     def readmit(self, collection: str, ids: Any, reason: str) -> Json:
-        """Let erased ids be published again and return {"ids": how many of them had been erased}."""
+        """Let erased ids be published again and return {"ids": the number of them that had been erased}."""
         body = {"ids": ids_of(ids), "reason": reason}
         return self.json("POST", f"/collections/{part(collection)}/readmit", json=body)
 
@@ -214,9 +214,9 @@ class Client(JobCalls, VectorCalls):
 
         Args:
             name: Name of the key.
-            scopes: What the key may do.
+            scopes: Permissions of the key.
             tenant: A tenant other than the caller's own, for operators; it is created with its first key.
-            expires_at: A time with zone from which on the key is refused, such as "2027-01-31T18:00:00Z".
+            expires_at: Time of expiry with time zone, such as "2027-01-31T18:00:00Z".
         """
         headers = {"Evenkeel-Tenant": tenant} if tenant is not None else {}
         body = {"name": name, "scopes": list(scopes), "expires_at": expires_at}
@@ -231,7 +231,7 @@ class Client(JobCalls, VectorCalls):
         return list(self.items("/tenants"))
 
     def audit(self, limit: int | None = 50, **filters: str | None) -> list[Json]:
-        """Return who did what to which object, newest first; None for ``limit``: all.
+        """Return entries of the audit log, newest first: at most ``limit``, or all if it is None.
 
         ``filters``: ``key``, ``since``, ``until``.
         """

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from embeddings.durable_files import temporary_beside
-from service.client.http import Json, Session, Unreachable, part
+from .http import Json, Session, Unreachable, part
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from service.client.vectors import As, Vectors
+    from .vectors import As, Vectors
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 MAX_IDS = 10_000
@@ -32,7 +32,7 @@ class VectorCalls(Session):
             Unreachable: The download broke off.
         """
         path = Path(path)
-        unfinished = temporary_beside(path)
+        unfinished = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}.tmp")
         path_of = f"/collections/{part(collection)}/versions/{part(version)}/snapshot"
         answer = self.request("GET", path_of, stream=True, headers={"Accept": "*/*"})
         try:
@@ -79,7 +79,7 @@ class VectorCalls(Session):
             id: Id of the item whose neighbours are sought; the item itself is not returned.
             vector: Numbers [dim], used if no ``id`` is given.
             k: Number of items to return.
-            version: A name pins the version.
+            version: Name of a version, or ``current``.
 
         Returns:
             A mapping with ``version``, ``exact`` and ``items``, a list of mappings with ``id`` and ``cosine``.
@@ -89,7 +89,7 @@ class VectorCalls(Session):
             ValueError: Neither an id nor a vector is given.
         """
         if id is None and vector is None:
-            raise ValueError("neighbors of nothing: give id=, or vector= of the collection's dim")
+            raise ValueError("neighbors() needs id=, or vector= with the collection's dim")
         query = {"id": _scalar(id)} if id is not None else {"vector": [float(x) for x in vector]}
         body = query | {"k": k, "version": version}
         return self.json("POST", f"/collections/{part(collection)}/neighbors", json=body)
@@ -108,7 +108,7 @@ class VectorCalls(Session):
         The parameters have the same meaning as in :meth:`vectors`.
         """
         table, _ = self._fetched(collection, ids, view, version, dtype, None)
-        assert table is not None  # 304 answers an If-None-Match alone
+        assert table is not None  # only a request with If-None-Match can get a 304
         return table
 
     def vectors(
@@ -130,7 +130,7 @@ class VectorCalls(Session):
             collection: The collection whose default view (random Fourier features) is fetched; give this or ``view``.
             ids: A list, or any kind of array, tensor or series.
             view: The name of a view to fetch from instead of a collection.
-            version: A name pins the version.
+            version: Name of a version, or ``current``.
             dtype: ``float32`` or ``float16``.
             as_: ``numpy`` (:class:`service.client.vectors.Vectors`: ``vectors`` [n, dim] is NaN where an id is
                 missing), ``torch`` (the same with tensors) or ``polars`` (a DataFrame, null where missing).
@@ -142,7 +142,7 @@ class VectorCalls(Session):
             TypeError: ``ids`` is a single id instead of a list.
             ImportError: The library that ``as_`` names is not installed.
         """
-        from service.client.vectors import decoded
+        from .vectors import decoded
 
         ids = ids_of(ids)
         etag_before = previous.etag if previous is not None and _same_but_for_the_first(previous, ids) else None
@@ -155,7 +155,7 @@ class VectorCalls(Session):
         """Return (table, ETag of the first response); the table is None if ``etag`` is still valid."""
         import pyarrow as pa
 
-        from service.client.vectors import table_of
+        from .vectors import table_of
 
         if (collection is None) == (view is None):
             raise ValueError("give a collection (its default view is served) or view=NAME, not both")
@@ -176,10 +176,10 @@ class VectorCalls(Session):
 
 
 def _same_but_for_the_first(previous: Vectors, ids: list[Any]) -> bool:
-    """Return True if the ids of ``previous`` equal ``ids`` after those of the first request, which the ETag covers."""
+    """Return True if ``previous`` has the same ids beyond those of the first request, which the ETag covers."""
     if len(previous) != len(ids):
         return False
-    # Integers may be asked for as decimals.
+    # Integer ids may be requested as decimal strings.
     return list(map(str, previous.ids[MAX_IDS:])) == list(map(str, ids[MAX_IDS:]))
 
 
@@ -187,14 +187,14 @@ def ids_of(values: Any) -> list[Any]:
     """Return ids as JSON values, from a list or any kind of array, tensor or series.
 
     Raises:
-        TypeError: ``values`` is a single id; each character of a text would be taken for an id.
+        TypeError: ``values`` is a single id (each character of a string would count as an id).
     """
     for method in ("to_pylist", "tolist", "to_list"):
         if hasattr(values, method):
             values = getattr(values, method)()
             break
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise TypeError(f"ids are a list, or any kind of array, tensor or series: of one id write [{values!r}]")
+        raise TypeError(f"ids must be a list, array, tensor or series: for a single id write [{values!r}]")
     return [_scalar(identifier) for identifier in values]
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from service import DEFAULT_PORT
+from .. import DEFAULT_PORT
 
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 def once(key: str | None = None) -> dict[str, str]:
-    """Return the header Idempotency-Key, by which a repeated request takes effect once; None makes a new key."""
+    """Return the header Idempotency-Key, with which a repeated request takes effect once; None creates a new key."""
     return {IDEMPOTENCY_KEY: key or str(uuid.uuid4())}
 
 
@@ -65,7 +65,7 @@ class ProblemError(ServiceError):
         self.errors = [dict(error) for error in errors]
         remedies = list(dict.fromkeys(str(error["remedy"]) for error in self.errors if error.get("remedy")))
         text = detail
-        for remedy in remedies:  # it has a line of its own
+        for remedy in remedies:  # remedies are printed on a separate line
             text = text.replace(remedy, "").strip()
         lines = [text or title or f"HTTP {status}"]
         for error in self.errors:
@@ -102,10 +102,12 @@ class Session:
         self.url = (url or os.environ.get("EVENKEEL_URL") or DEFAULT_URL).rstrip("/")
         key = api_key or default_key()
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise ServiceError("the API key holds characters that no key has", "set EVENKEEL_API_KEY to the key alone")
+            raise ServiceError(
+                "the API key holds characters that are not allowed in keys", "set EVENKEEL_API_KEY to the key alone"
+            )
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
-            _ = urlsplit(self.url).port  # httpx takes a port that cannot be
+            _ = urlsplit(self.url).port  # raises ValueError for an invalid port, which httpx accepts
             self._http = self._connection(base_url=self.url, headers=headers, timeout=timeout_seconds)
         except (httpx.InvalidURL, ValueError) as error:
             raise Unreachable(f"'{self.url}' is not a usable address: {error}", "set EVENKEEL_URL") from None
@@ -149,7 +151,7 @@ class Session:
             return answer.json() if answer.content else {}
         except ValueError:
             raise ServiceError(
-                f"{self.url} answered with something that is not JSON", "is EVENKEEL_URL an Evenkeel service?"
+                f"{self.url} answered with something that is not JSON", "check that EVENKEEL_URL is an Evenkeel service"
             ) from None
 
     def request(
@@ -171,7 +173,7 @@ class Session:
             try:
                 return self._request(method, path, prefix, stream, options)
             except ProblemError as error:
-                # Its first sending, whose answer was lost, is still being worked on.
+                # The service is still processing the first request, whose response was lost.
                 if not (sent and error.status == 409 and error.kind == "request-in-flight") or pause is None:
                     raise
             except Lost as error:
@@ -182,7 +184,7 @@ class Session:
                 if not sent or pause is None:
                     raise
             self._pause(pause)
-        raise AssertionError("the last sending returns or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     # --- waiting: overridden by the asynchronous client ---------------------------------------------------------------
 
@@ -216,7 +218,7 @@ class Session:
         except (UnicodeEncodeError, httpx.LocalProtocolError) as error:
             raise ServiceError(
                 f"the request cannot be written: {error}",
-                "idempotency keys, names of tenants and ids of events are of ASCII letters, digits and signs",
+                "use only ASCII letters, digits and signs in idempotency keys, tenant names and event ids",
             ) from None
         except httpx.ConnectError:
             raise Unreachable(

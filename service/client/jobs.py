@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from service.client.http import Json, ProblemError, ServiceError, Session, Unreachable, once, part, plain
+from .http import Json, ProblemError, ServiceError, Session, Unreachable, once, part, plain
 
 TERMINAL_STATES = ("succeeded", "failed", "cancelled")
 PATIENCE_SECONDS = 60.0
@@ -61,8 +61,8 @@ class JobCalls(Session):
     ) -> Json:
         """Wait until the job has ended (succeeded, failed or cancelled), and return it.
 
-        A service that is restarted meanwhile is waited for: no response, or status 429, 502, 503 or 504, is an error
-        only after a minute.
+        An outage of the service is tolerated for a minute, such as a restart: only after that, no response or a status
+        of 429, 502, 503 or 504 is an error.
 
         Args:
             job_id: The job.
@@ -89,7 +89,7 @@ class JobCalls(Session):
                 if not _passes(error) or time.monotonic() - last_answer > PATIENCE_SECONDS:
                     raise
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"job {job_id} has not ended after {timeout_seconds:g} seconds; it goes on")
+                raise TimeoutError(f"job {job_id} has not ended after {timeout_seconds:g} seconds; it continues")
             self._pause(poll_seconds)
 
     def logs(self, job_id: str, offset: int = 0) -> tuple[str, int]:
@@ -103,7 +103,7 @@ class JobCalls(Session):
         body = answer.content
         if int(answer.headers["Evenkeel-Next-Offset"]) < offset:
             return "", 0
-        # A character of several bytes may be cut by the end of what there is so far: it is left for the next call.
+        # The text so far may end within a character of several bytes, which is left for the next call.
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(body)
         return text, offset + len(body) - len(decoder.getstate()[0])
@@ -118,7 +118,7 @@ class JobCalls(Session):
     def follow_logs(self, job_id: str, *, poll_seconds: float = 0.5) -> Iterator[str]:
         """Yield the log as it grows, until the job has ended and all of it was read.
 
-        A service that is restarted meanwhile is waited for, as by :meth:`wait`.
+        An outage of the service is tolerated for a minute, as by :meth:`wait`.
         """
         offset, last_answer = 0, time.monotonic()
         while True:
@@ -167,7 +167,8 @@ class JobCalls(Session):
                     event = {"id": event["id"], "event": "message", "data": ""}
         except httpx.TransportError as error:
             raise Unreachable(
-                f"the events broke off: {error or type(error).__name__}", "go on with last_event_id, of the last event"
+                f"the events broke off: {error or type(error).__name__}",
+                "continue with last_event_id, the id of the last event received",
             ) from None
         finally:
             self._end(answer)

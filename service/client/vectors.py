@@ -18,7 +18,7 @@ class Vectors:
 
     ``ids`` int64 or string [n]; ``status`` [n] of ``found | carried | uncertain | missing``; ``vectors`` float32 or
     float16 [n, dim], NaN in the rows of missing ids, so that a consumer that does not check fails instead of computing
-    noise. ``etag`` is the service's name for the response to the first request: see ``previous`` of
+    noise. ``etag`` identifies the response to the first request: see ``previous`` of
     :meth:`service.client.Client.vectors`.
     """
 
@@ -64,7 +64,7 @@ def decoded(table: pa.Table, as_: As, etag: str = "") -> Any:
     Args:
         table: The fetched table.
         as_: ``numpy``, ``torch`` or ``polars``.
-        etag: The service's name for the response.
+        etag: ETag of the response.
 
     Raises:
         ValueError: ``as_`` is none of these.
@@ -122,7 +122,7 @@ def _rows(chunk: Any, dim: int) -> np.ndarray:
 
 
 def _imported(name: str) -> Any:
-    """Import a library that is needed only for one kind of arrays."""
+    """Import a library that only one value of ``as_`` needs."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -45,10 +45,10 @@ DRIVERS = {
     "postgres": "postgresql+asyncpg",
     "postgresql": "postgresql+asyncpg",
 }
-"""For each scheme of a database URL, the scheme with its driver."""
+"""Map from the scheme of a database URL to the scheme with the driver."""
 _WRITE = "evenkeel_write"
 _AWAY_STATES = ("08", "53", "57P")
-"""Prefixes of the SQLSTATE codes for a lost connection, a server without room for it, or one that starts or stops."""
+"""SQLSTATE prefixes: connection lost, no free connections, server starting or stopping."""
 
 
 class UrlError(sa.exc.ArgumentError):
@@ -80,10 +80,10 @@ class Database:
         self.url = parsed
         self._inserts: dict[Any, Any] = {}
         pool: dict[str, Any] = {} if self.is_sqlite else {"pool_size": NUM_CONNECTIONS, "max_overflow": 0}
-        # Errors are logged: without the values, which may be large or secret.
+        # Errors are logged, so the values, which may be large or secret, are hidden.
         self.engine = create_async_engine(parsed, connect_args=arguments, hide_parameters=True, **pool)
-        # A server's reads take each statement's own snapshot, in a transaction or not: without one there are no BEGIN
-        # and ROLLBACK to wait for.
+        # On PostgreSQL each statement sees its own snapshot, in a transaction or not. Reads use none, which saves the
+        # round trips of BEGIN and ROLLBACK.
         self._reads = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
         # Within one process writers queue here; SQLite's own busy handler sleeps and is not fair.
         self._writers: asyncio.Lock | nullcontext[None] = asyncio.Lock() if self.is_sqlite else nullcontext()
@@ -99,8 +99,9 @@ class Database:
         """Create the SQLite file's directory and migrate the schema to the newest version, one process at a time."""
         if self.is_sqlite and self.url.database and self.url.database != ":memory:":
             Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
-            # Hashes of keys are in it. SQLite gives its companion files the same mode. A file that is there is not
-            # opened: to close it would drop the locks that this process's other connections hold on it.
+            # Only the owner may read the file, because it has hashes of keys; SQLite gives its companion files the same
+            # mode. An existing file is not opened: closing it would drop the locks that this process's other
+            # connections hold.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.url.database, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         async with self.write() as connection:
@@ -169,7 +170,7 @@ def parsed_url(url: str) -> sa.URL:
     except (sa.exc.ArgumentError, ValueError):  # the text is not shown: a password may be in it
         raise UrlError(f"EVENKEEL_DATABASE_URL is no database URL: {write}") from None
     if parsed.drivername not in (*DRIVERS, *DRIVERS.values()):
-        raise UrlError(f"EVENKEEL_DATABASE_URL names a database of {parsed.drivername}: {write}")
+        raise UrlError(f"EVENKEEL_DATABASE_URL has the unknown scheme {parsed.drivername}: {write}")
     return parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
 
 
@@ -193,7 +194,7 @@ def _inserts(rows: tuple[tuple[sa.Table, tuple[str, ...]], ...]) -> sa.Executabl
     inserts = []
     for number, (table, names) in enumerate(rows):
         values = {name: sa.bindparam(f"{number}_{name}", type_=table.c[name].type) for name in names}
-        # RETURNING of a constant: not the keys, which SQLAlchemy would ask for.
+        # RETURNING a constant; otherwise SQLAlchemy would add RETURNING with the primary keys.
         inserts.append(sa.insert(table).values(values).returning(sa.literal_column("1")).cte(f"insert_{number}"))
     return sa.select(sa.literal_column("1")).add_cte(*inserts)
 
@@ -225,7 +226,7 @@ def _revisions(connection: sa.Connection) -> tuple[Config, str | None, list[str]
     if current is not None and current not in revisions:
         raise SchemaError(
             f"the database is at revision {current}, which this version of Evenkeel does not know: "
-            "it was written by a newer one; install that, or restore a backup made before"
+            "it was written by a newer one; install that version, or restore an earlier backup"
         )
     return config, current, revisions
 
@@ -247,7 +248,7 @@ def _set_pragmas(connection: Any, record: Any) -> None:
             cursor.execute("PRAGMA journal_mode=WAL")
             break
         except sqlite3.OperationalError as error:
-            # Of connections that make this change to a new file at once, SQLite refuses some without waiting.
+            # If several connections change the mode of a new file at once, SQLite refuses some without waiting.
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             await_only(asyncio.sleep(0.01))
@@ -267,7 +268,7 @@ def _refuse_dead(connection: Any, record: Any, proxy: Any) -> None:
     """
     driver = connection.driver_connection
     idle_since = record.info.pop("idle_since", None)
-    if idle_since is None:  # fresh
+    if idle_since is None:  # a new connection
         return
     if not driver.is_closed():
         if time.monotonic() - idle_since < PING_AFTER_SECONDS:

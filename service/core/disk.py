@@ -36,7 +36,7 @@ def space(settings: Settings) -> Space:
     if free < settings.disk_reserve_bytes:
         return Space(free, "reserved", f"{free_text}: no run is started below {_reserve(settings)}")
     if free < settings.disk_warn_bytes:
-        return Space(free, "low", f"{free_text}: make room before runs are held, below {_reserve(settings)}")
+        return Space(free, "low", f"{free_text}: make room, because no run is started below {_reserve(settings)}")
     return Space(free, "ok", "ok")
 
 
@@ -46,8 +46,8 @@ def shortage(settings: Settings) -> str | None:
     if current.level in ("ok", "low"):
         return None
     return (
-        f"{current.free_bytes / 1e9:.2f} GB free under EVENKEEL_HOME, and a run is started with at least "
-        f"{_reserve(settings)} (EVENKEEL_DISK_RESERVE_BYTES): make room, and it starts by itself"
+        f"{current.free_bytes / 1e9:.2f} GB free under EVENKEEL_HOME, but a run needs at least "
+        f"{_reserve(settings)} (EVENKEEL_DISK_RESERVE_BYTES) to start: make room, and it starts by itself"
     )
 
 

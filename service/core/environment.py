@@ -23,15 +23,21 @@ class Variable(NamedTuple):
 VARIABLES: dict[str, tuple[Variable, ...]] = {
     "Service and commands": (
         Variable("HOME", "database, store, runs, `admin.key`", "`.evenkeel`"),
-        Variable("URL", "the service that command line and client talk to", "`http://127.0.0.1:{port}`"),
-        Variable("API_KEY", "the key of command line and client", "that in `$EVENKEEL_HOME/admin.key`"),
+        Variable("URL", "address of the service, for the command line and the client", "`http://127.0.0.1:{port}`"),
+        Variable(
+            "API_KEY", "API key that the command line and the client send", "the key in `$EVENKEEL_HOME/admin.key`"
+        ),
         Variable(
             "DATA_ROOTS",
-            "where dataset files may lie, separated by colons: directories, `s3://BUCKET/PREFIX`, "
-            "`kafka://HOST:PORT,HOST:PORT` (or that with `/TOPIC`)",
+            "locations that datasets may use, separated by colons: directories, `s3://BUCKET/PREFIX`, "
+            "`kafka://HOST:PORT,HOST:PORT` (or the same with `/TOPIC`)",
             "the working directory",
         ),
-        Variable("ALLOWED_HOSTS", "host names that are answered beside the local ones, separated by commas", "none"),
+        Variable(
+            "ALLOWED_HOSTS",
+            "host names, besides the local ones, that requests may have in the Host header, separated by commas",
+            "none",
+        ),
         Variable(
             "DATABASE_URL",
             "PostgreSQL: `postgresql+asyncpg://USER:PASSWORD@HOST:PORT/DATABASE`",
@@ -42,104 +48,118 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
             "the feature store: a path, `redis://...`, `s3://...` ([store](../guides/store.md))",
             "in `EVENKEEL_HOME`",
         ),
-        Variable("REQUESTS_PER_SECOND", "of one key in each process; 0: no limit"),
-        Variable("MAX_RUNS", "runs at once"),
+        Variable("REQUESTS_PER_SECOND", "most requests per second of one key in each process; 0: no limit"),
+        Variable("MAX_RUNS", "most runs at the same time"),
         Variable("HOST_CORES", "cores of this host that runs may use", "all"),
         Variable("HOST_MEMORY_BYTES", "memory of this host that runs may use", "all"),
         Variable("HOST_GPUS", "GPUs of this host that runs may use", "all"),
-        Variable("SILENCE_SECONDS", "a run that reports nothing for so long is given up"),
-        Variable(
-            "RETRY_BACKOFF_SECONDS", "before a run's second attempt; each later one waits twice as long as the last"
-        ),
-        Variable("RANK_NICENESS", "niceness of a run's ranks beside other processes", "0"),
+        Variable("SILENCE_SECONDS", "a run that reports nothing for this many seconds is given up"),
+        Variable("RETRY_BACKOFF_SECONDS", "pause before a run's second attempt; it doubles with each further attempt"),
+        Variable("RANK_NICENESS", "niceness (scheduling priority) of a run's ranks", "0"),
         Variable(
             "LOG_FORMAT", "`json` or `text`", "text on a terminal, else JSON ([log](../guides/operations.md#log))"
         ),
-        Variable("ACCESS_LOG", "`0` or `1`: a line for each request", "1 where the format is JSON"),
+        Variable("ACCESS_LOG", "`1`: a log line for each request; `0`: none", "`1` if the log format is JSON"),
         Variable(
             "TARGET_NETWORKS",
-            "networks that are not public and may be called by webhooks, separated by commas",
+            "networks that webhooks may call although they are not public, separated by commas",
             "none",
         ),
         Variable(
             "TRACKING_URIS",
-            "servers that jobs may name in `tracking`, by commas: runs send them credentials of this environment",
+            "servers that jobs may name in `tracking`, separated by commas; runs send them credentials from the "
+            "service's environment",
             "none",
         ),
         Variable(
             "TENSORBOARD_DIR",
-            "event files of TensorBoard lie in `JOB/RUN` below it",
+            "directory for event files of TensorBoard; each run uses `JOB/RUN` below it",
             "`tensorboard/` in the run's directory",
         ),
         Variable("TENANT_DATA_ROOTS", "data roots of other tenants, `TENANT=ROOT` separated by colons", "none"),
-        Variable("TENANT_MAX_JOBS", "how many jobs of a tenant may wait and run", "no limit"),
-        Variable("TRACES", "`1`: traces to [OpenTelemetry](../guides/operations.md#opentelemetry)", "off"),
-        Variable("METRICS", "`1`: metrics to OpenTelemetry", "off"),
+        Variable("TENANT_MAX_JOBS", "most jobs of a tenant that wait or run", "no limit"),
+        Variable("TRACES", "`1`: send traces to [OpenTelemetry](../guides/operations.md#opentelemetry)", "off"),
+        Variable("METRICS", "`1`: send metrics to OpenTelemetry", "off"),
         Variable(
             "CPU_LEVEL",
-            "instructions of the CPU kernel: `x86-64-v2`, `-v3`, `-v4`",
-            "the best that the processor has",
+            "instruction set of the CPU kernel: `x86-64-v2`, `-v3`, `-v4`",
+            "the best that the processor supports",
         ),
-        Variable("HOST_MEMORY", "`0`: ranks of one host exchange by gloo, not in shared memory", "shared memory"),
+        Variable(
+            "HOST_MEMORY", "`0`: ranks on one host exchange data through gloo instead of shared memory", "shared memory"
+        ),
     ),
     "Retention and disks": (
-        Variable("KEEP_JOBS_DAYS", "jobs after their end ([database](../guides/reliability.md#database))"),
-        Variable("KEEP_LOGS_DAYS", "their logs"),
-        Variable("KEEP_CHECKPOINTS_DAYS", "their checkpoints"),
-        Variable("KEEP_EVENTS_DAYS", "their events"),
-        Variable("KEEP_FIRINGS_DAYS", "firings of schedules"),
+        Variable(
+            "KEEP_JOBS_DAYS", "days that jobs are kept after their end ([database](../guides/reliability.md#database))"
+        ),
+        Variable("KEEP_LOGS_DAYS", "days that the logs of ended jobs are kept"),
+        Variable("KEEP_CHECKPOINTS_DAYS", "days that the checkpoints of ended jobs are kept"),
+        Variable("KEEP_EVENTS_DAYS", "days that the events of ended jobs are kept"),
+        Variable("KEEP_FIRINGS_DAYS", "days that firings of schedules are kept"),
         Variable("DISK_WARN_BYTES", "free space below which the service warns"),
-        Variable("DISK_RESERVE_BYTES", "free space below which it starts no run"),
+        Variable("DISK_RESERVE_BYTES", "free space below which the service starts no run"),
     ),
     "Where hosts come and go": (
         Variable(
             "RUN_STORAGE",
             "`s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `file:///DIRECTORY`: prepared data, checkpoints, exports "
-            "and generalization reports of runs lie there ([run storage](../guides/reliability.md#run-storage)); with "
-            "`ray_jobs` also a directory where nodes that do not share `EVENKEEL_HOME` keep runs",
+            "and generalization reports of runs are stored there ([run "
+            "storage](../guides/reliability.md#run-storage)). "
+            "With `ray_jobs` it may also be a directory in which nodes that do not share `EVENKEEL_HOME` keep runs",
             "under `EVENKEEL_HOME`",
         ),
         Variable(
             "CACHE",
-            "where a host keeps what it has fetched; on the file system of the runs nothing is held twice",
+            "directory in which a host caches fetched files; on the file system of the runs, files are linked and "
+            "not copied",
             "`/var/tmp/evenkeel-cache`",
         ),
         Variable(
             "CACHE_BYTES",
-            "the most that it keeps: at least the prepared data, and a rank's share of a checkpoint",
+            "largest size of the cache; it needs room for the prepared data and a rank's share of a checkpoint",
             "50 GiB",
         ),
         Variable(
             "PREPARED_BYTES",
-            "prepared data that runs of one host share, below `EVENKEEL_CACHE`/prepared: the most that is kept, of all "
-            "tenants together, none of whom takes what another has prepared; `0`: each run prepares its own. What "
-            "stands there outlives its run: `evenkeel clean` removes it",
+            "largest size of the prepared data that runs of one host share in `EVENKEEL_CACHE`/prepared, over all "
+            "tenants; a tenant never uses data that another one prepared; `0`: each run prepares its own. The data "
+            "outlives its run: `evenkeel clean` removes it",
             "20 GiB",
         ),
     ),
     "Clusters": (
         Variable(
             "EXECUTOR",
-            "`local`; `ray_jobs`: runs are jobs of a Ray cluster; `kuberay`: runs are RayJobs "
-            "([Kubernetes](../guides/kubernetes.md)); other packages have more, whose own settings begin with "
+            "`local`: runs are processes of this host; `ray_jobs`: runs are jobs of a Ray cluster; `kuberay`: runs are "
+            "RayJobs ([Kubernetes](../guides/kubernetes.md)); other packages may add "
+            "executors, whose settings begin with "
             "`EVENKEEL_NAME_` ([executors](../guides/reliability.md#executors))",
             "`local`",
         ),
         Variable("KUBERAY_TEMPLATE", "file with the RayClusterSpec of a run", "the chart sets it"),
-        Variable("KUBERAY_NAMESPACE", "where RayJobs are made", "this pod's"),
+        Variable("KUBERAY_NAMESPACE", "namespace in which RayJobs are created", "this pod's"),
         Variable("KUBERAY_QUEUE", "a LocalQueue of Kueue", "none"),
         Variable(
             "RAY_ADDRESS",
-            "ranks of local runs join this cluster, `HOST:PORT`; with `ray_jobs` the dashboard, `http://HOST:PORT`",
+            "with `local` the Ray cluster that ranks join, `HOST:PORT`; with `ray_jobs` the dashboard, "
+            "`http://HOST:PORT`",
             "none: processes of this host",
         ),
         Variable(
             "DRIVER_RESOURCES",
-            "custom resources of the node that a run's driver takes, `NAME=NUMBER` separated by commas",
+            "custom Ray resources that select the node of a run's driver, `NAME=NUMBER` separated by commas",
             "the head",
         ),
-        Variable("INTERNAL_URL", "how nodes that do not share `EVENKEEL_HOME` reach the service", "they share it"),
-        Variable("UNANSWERED_SECONDS", "after so long without an answer of the cluster its jobs say so"),
+        Variable(
+            "INTERNAL_URL",
+            "address at which nodes that do not share `EVENKEEL_HOME` reach the service",
+            "none: nodes share it",
+        ),
+        Variable(
+            "UNANSWERED_SECONDS",
+            "seconds without an answer of the cluster after which its jobs show the outage as their reason",
+        ),
     ),
 }
 """The variables, grouped by subject."""

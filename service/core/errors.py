@@ -116,8 +116,7 @@ def not_found(kind: str, name: str) -> Problem:
 def invalid(*problems: FieldProblem, num_more: int = 0) -> Problem:
     """Return a 422 for invalid fields of a request.
 
-    Of many problems, the first are named and the rest counted. ``num_more`` is a number of problems to count in
-    addition.
+    If there are many problems, the first are listed and the others counted, including ``num_more`` that are not given.
     """
     num_more += len(problems[MAX_PROBLEMS:])
     shown = [*problems[:MAX_PROBLEMS], *([FieldProblem("", f"and {num_more} more")] if num_more else ())]
@@ -139,7 +138,7 @@ _EXAMPLES: dict[int, tuple[str, str, dict[str, str]]] = {
     404: ("not-found", "There is no job 'job_0': 'evenkeel jobs' lists them.", {}),
     406: ("not-acceptable", "This is served as application/json: set Accept to it.", {}),
     409: ("conflict", "The object is in a state that does not allow this.", {}),
-    413: ("content-too-large", "A request body may have 8388608 bytes here.", {}),
+    413: ("content-too-large", "A request body may have at most 8388608 bytes here.", {}),
     421: ("host-not-allowed", "This service does not answer to the Host 'elsewhere.example'.", {}),
     422: ("invalid-request", "batch_size: Input should be greater than 0", {"field": "batch_size"}),
     429: ("too-many-requests", "The key sends more than 2000 requests a second. Send fewer.", {}),
@@ -232,7 +231,7 @@ def install(app: FastAPI) -> None:
         if type(error) is not DatabaseError:
             raise error  # a statement that the database refuses is a bug of ours
         log.error("database: %s", error)
-        remedy = "stop the service and restore a backup of the database; runs and published vectors are whole"
+        remedy = "stop the service and restore a backup of the database; runs and published vectors are intact"
         detail = f"The database is damaged: {error.orig}."
         return Problem(503, "database-damaged", detail, [{"message": str(error.orig), "remedy": remedy}]).response()
 
@@ -242,7 +241,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ConnectionError)
     async def _database(request: Request, error: Exception) -> Response:
         log.error("database: %s", error)
-        # SQLite's message names the fault alone; a server's error may reveal its address to strangers.
+        # SQLite's message contains only the fault; a server's error may reveal its address to strangers.
         cause = f": {error.orig}" if isinstance(error, DatabaseError) and request.app.state.database.is_sqlite else ""
         detail = f"The database cannot be used{cause}. Runs go on; make room if a disk is full, and see the log."
         return Problem(503, "database-unavailable", detail, headers={"Retry-After": "5"}).response()

@@ -3,9 +3,9 @@
 Reading a hundred rows of mapped memory takes less time than a switch to another thread and back, because Python's
 threads block each other for milliseconds (docs/adr/0020).
 
-Pages that must be read from disk would block all other requests. The kernel counts such pages. After one, threads do
-the work for a moment, and for longer each time that it happens again. Reads from a file server, which may never answer,
-are always done by threads.
+A page that must be read from disk would block all other requests. The kernel counts these page faults. After one,
+threads do the work for a moment, and for longer after each further one. Reads from a file server, which may never
+answer, are always done by threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 1.0
 REMOTE_FILE_SYSTEMS = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gluster", "gpfs", "lustre", "nfs", "smb")
 """Prefixes of file system types that are, or may be, on another machine."""
-_WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts for the process alone
+_WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts only per process
 
 
 class InlineIO:

@@ -1,8 +1,7 @@
 """Logs of the service: one JSON object per line for machines, plain lines for a terminal.
 
-``request_id`` and ``job_id`` of the current work are context variables: a line that is logged while a request is
-processed, in whichever module, shows which request it was. A run's own log is separate: ``log.txt`` in its run
-directory.
+``request_id`` and ``job_id`` of the current work are context variables, so that every line logged while a request is
+processed contains its id. A run's own log is separate: ``log.txt`` in its run directory.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class TextLines(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         named = {**_ids(), **getattr(record, _FIELDS, {})}
         suffix = "".join(f" {name}={value}" for name, value in named.items())
-        # A path may hold anything, the end of a line too.
+        # A path may contain any character, even a line break.
         return "".join(
             character if character.isprintable() else character.encode("unicode_escape").decode()
             for character in super().formatMessage(record) + suffix

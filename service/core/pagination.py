@@ -110,5 +110,5 @@ def decode(cursor: str, read: Callable[[str], Any] = str) -> Any:
         return read(text)
     except (binascii.Error, ValueError, OverflowError):
         raise errors.invalid(
-            FieldProblem("cursor", "is not one that this list gave", "leave it out for the first page")
+            FieldProblem("cursor", "is not a cursor of this list", "leave it out for the first page")
         ) from None

@@ -59,13 +59,13 @@ class Settings:
             roots.
         private: Paths and URIs of the service's own files, which datasets may not use even below a root. Home, store
             and run storage are added. :meth:`for_tenant` keeps this field.
-        allowed_hosts: Values of the Host header (without port) that are answered; a page that attacks by DNS rebinding
+        allowed_hosts: Values of the Host header (without port) that are accepted; a page that attacks by DNS rebinding
             sends another value.
         log_format: Format of log lines; None: text on a terminal, JSON elsewhere.
         access_log: True if each request is logged; None: True for the format JSON, False for text.
         host_cores: Cores of this host that runs may use; None for all. The settings for memory and GPUs work likewise.
         tracking_uris: Servers that jobs may name in ``tracking``; this process's environment has their credentials.
-        executor_options: Settings of the executor's own, by name in capitals, from variables
+        executor_options: Pairs (NAME, value) of the executor's own settings, from the variables
             ``EVENKEEL_<EXECUTOR>_<NAME>``.
         internal_url: Address at which runs of ``ray_jobs`` reach this service. Needed with ``run_storage``; without
             both, the runs share ``home`` with the service.
@@ -137,7 +137,7 @@ class Settings:
             open_storage(self.stored_runs)
             object.__setattr__(self, "run_storage", self.stored_runs.rstrip("/"))
         elif self.shared_runs is not None and not self.shared_runs.is_absolute():
-            raise ValueError(f"EVENKEEL_RUN_STORAGE is '{self.run_storage}': a directory is absolute")
+            raise ValueError(f"EVENKEEL_RUN_STORAGE is '{self.run_storage}': a directory must be an absolute path")
         if self.internal_url is not None:
             host = urlsplit(self.internal_url)
             if host.scheme not in ("http", "https") or not host.hostname:
@@ -190,7 +190,9 @@ class Settings:
         """
         variables = os.environ if environment is None else environment
         if "EVENKEEL_CLUSTER_RUNS" in variables:
-            raise ValueError("EVENKEEL_CLUSTER_RUNS is EVENKEEL_RUN_STORAGE now: give that the same path, and unset it")
+            raise ValueError(
+                "EVENKEEL_CLUSTER_RUNS was renamed: set EVENKEEL_RUN_STORAGE to the same path, and unset it"
+            )
         given = {
             name.removeprefix("EVENKEEL_"): text.strip()
             for name, text in sorted(variables.items())
@@ -254,7 +256,7 @@ _ROOT_KINDS: dict[str, tuple[Callable[[str], bool], Callable[[str], Any]]] = {
     "object_roots": (is_object, str),
     "topic_roots": (is_topic, lambda root: root.rstrip("/")),
 }
-"""Settings among which the roots in EVENKEEL_DATA_ROOTS are divided, each with a test for its roots and a conversion.
+"""Settings that hold the roots of EVENKEEL_DATA_ROOTS by kind, each with a test for its roots and a conversion.
 """
 
 

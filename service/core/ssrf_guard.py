@@ -27,7 +27,8 @@ _SPECIAL = tuple(
     map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2620:4f:8000::/48", "3fff::/20"))
 )
 """Special-purpose networks (IANA) that ``ipaddress`` takes for global, in whole or in part."""
-# A name server that does not answer keeps its thread for long: not one of those that the runner and requests share.
+# A name server that does not answer blocks a thread for long, so these threads are not those of the runner and
+# requests.
 _threads = ThreadPoolExecutor(8, thread_name_prefix="resolve")
 
 
@@ -80,7 +81,7 @@ def check_url(url: str) -> tuple[str, str, int]:
     except ValueError as error:
         raise TargetError(f"'{url}' is no URL: {error}") from None
     if parts.scheme not in PORTS:
-        raise TargetError(f"'{url}': the scheme is https or http")
+        raise TargetError(f"'{url}': the scheme must be https or http")
     if "@" in parts.netloc:
         raise TargetError("the URL carries a user name or password: leave it out")
     if not host or port == 0:
@@ -96,8 +97,9 @@ def _in_ascii(host: str) -> str:
         same = ascii_host.decode("idna") == host
     except UnicodeError:
         same = False
-    if not same:  # for "ß", say, older rules have another name than newer ones: it may be somebody else's
-        raise TargetError(f"'{host}' is no name that is written in one way: give it in ASCII, xn--...")
+    # older and newer IDNA rules encode "ß", for example, differently: one form may be somebody else's name
+    if not same:
+        raise TargetError(f"'{host}' has more than one ASCII form: give the one you mean, xn--...")
     return ascii_host.decode()
 
 

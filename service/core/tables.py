@@ -54,7 +54,7 @@ def _in_utc(at: datetime.datetime) -> datetime.datetime:
 def _as_text(sent: Any) -> Any:
     """Refuse a value that is not written as a time: pydantic takes numbers, in queries too, for seconds since 1970."""
     if not isinstance(sent, str) or sent.replace(".", "").lstrip("+-").isdecimal():
-        raise ValueError("a time is written as in RFC 3339, such as 2026-01-31T09:00:00Z")
+        raise ValueError("write a time as in RFC 3339, such as 2026-01-31T09:00:00Z")
     return sent
 
 
@@ -99,7 +99,7 @@ api_key = sa.Table(
     sa.Column("expires_at", UtcTime),
     sa.Column("revoked_at", UtcTime),
     sa.Column("rotated_at", UtcTime),
-    sa.Column("old_prefix", sa.String(16)),  # of the secret before the last rotation, which goes on until old_until
+    sa.Column("old_prefix", sa.String(16)),  # of the previous secret, which is valid until old_until
     sa.Column("old_hash", sa.String(64)),
     sa.Column("old_until", UtcTime),
     sa.Index(None, "old_prefix", unique=True),
@@ -130,32 +130,32 @@ job = sa.Table(
     _tenant(),
     sa.Column("name", sa.String(63), nullable=False, index=True),
     sa.Column("state", sa.String(16), nullable=False, index=True),
-    sa.Column("reason", sa.Text),  # why it waits
+    sa.Column("reason", sa.Text),  # reason for which the job waits
     sa.Column("spec", sa.JSON, nullable=False),
     sa.Column("dataset_spec", sa.JSON, nullable=False),
     sa.Column("schedule_id", sa.String(64), index=True),
-    sa.Column("schedule", sa.String(63)),  # its name, kept when the schedule goes
+    sa.Column("schedule", sa.String(63)),  # name of the schedule, kept if the schedule is deleted
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("started_at", UtcTime),
     sa.Column("finished_at", UtcTime),
     sa.Column("not_before", UtcTime),  # backoff after an infrastructure failure
     sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("attempts", sa.JSON),  # how many workers each had, and why (service.jobs.job_records.with_attempt)
+    sa.Column("attempts", sa.JSON),  # workers of each attempt, with reason (service.jobs.job_records.with_attempt)
     sa.Column("failures", sa.Integer, nullable=False),  # infrastructure failures since submission or retry
-    sa.Column("home_id", sa.String(64), index=True),  # the EVENKEEL_HOME whose runner has it
-    sa.Column("lease", sa.String(64)),  # of this attempt, in its run.json: without it nothing is published
-    sa.Column("launched_at", UtcTime),  # of this attempt; null between claim and launch
-    sa.Column("released", sa.Boolean, nullable=False),  # no process of it is left
+    sa.Column("home_id", sa.String(64), index=True),  # the EVENKEEL_HOME whose runner runs the job
+    sa.Column("lease", sa.String(64)),  # token of this attempt, also in its run.json; needed to publish
+    sa.Column("launched_at", UtcTime),  # launch of this attempt; null between claim and launch
+    sa.Column("released", sa.Boolean, nullable=False),  # true if no process of the job is left
     sa.Column("parent_version", sa.String(64)),
     sa.Column("events_offset", sa.BigInteger, nullable=False),  # bytes of events.jsonl that are in this database
     sa.Column("heartbeat_at", UtcTime),
-    sa.Column("preparation", sa.JSON),  # how far it is; null but while the data are prepared
+    sa.Column("preparation", sa.JSON),  # its progress; null unless data are being prepared
     sa.Column("progress", sa.JSON),
     sa.Column("publication", sa.JSON),
     sa.Column("error", sa.JSON),
-    sa.Column("needs", sa.JSON),  # of its host: cores, memory, GPUs (service.jobs.admission); null until counted
-    sa.Column("lineage", sa.JSON),  # what the run was made of, as it says itself
-    sa.Column("traceparent", sa.String(55)),  # of the request that submitted it (W3C Trace Context)
+    sa.Column("needs", sa.JSON),  # cores, memory, GPUs of its host (service.jobs.admission); null until predicted
+    sa.Column("lineage", sa.JSON),  # inputs of the run, as the run reports them
+    sa.Column("traceparent", sa.String(55)),  # of the request that submitted the job (W3C Trace Context)
     sa.Index(None, "tenant", "id"),
 )
 
@@ -194,9 +194,10 @@ idempotency = sa.Table(
     sa.Column("key_id", sa.String(64), primary_key=True),
     sa.Column("key", sa.String(255), primary_key=True),
     sa.Column("body_hash", sa.String(64), nullable=False),
-    sa.Column("token", sa.String(64), nullable=False),  # who reserved it: an overtaken request cannot complete
-    sa.Column("job_id", sa.String(64)),  # the job that it made or moved
-    sa.Column("answer", sa.JSON),  # of what made no job; both are null while in flight
+    # of the request that reserved the key; another request may take over
+    sa.Column("token", sa.String(64), nullable=False),
+    sa.Column("job_id", sa.String(64)),  # the job that the request created or changed
+    sa.Column("answer", sa.JSON),  # response without a job; both are null while the request is in flight
     sa.Column("created_at", UtcTime, nullable=False),
 )
 
@@ -236,11 +237,11 @@ audit = sa.Table(
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),
     sa.Column("at", UtcTime, nullable=False, index=True),
-    sa.Column("tenant", sa.String(63), nullable=False),  # whose objects it was about
+    sa.Column("tenant", sa.String(63), nullable=False),  # owner of the object
     sa.Column("key_id", sa.String(64), nullable=False),
     sa.Column("key_name", sa.String(63), nullable=False),
     sa.Column("action", sa.String(128), nullable=False),  # method and route
-    sa.Column("object", sa.String(255), nullable=False),  # path of what was made or changed
+    sa.Column("object", sa.String(255), nullable=False),  # path of the object that was created or changed
     sa.Column("status", sa.Integer, nullable=False),
     sa.Column("address", sa.String(64), nullable=False),
     sa.Index(None, "tenant", "id"),
@@ -253,9 +254,9 @@ webhook = sa.Table(
     sa.Column("tenant", sa.String(63), nullable=False),
     sa.Column("url", sa.Text, nullable=False),
     sa.Column("events", sa.JSON, nullable=False),
-    sa.Column("secret", sa.String(64), nullable=False),  # in clear: every delivery is signed with it
+    sa.Column("secret", sa.String(64), nullable=False),  # not hashed: it signs every delivery
     sa.Column("paused", sa.Boolean, nullable=False),
-    sa.Column("reason", sa.Text),  # why it was paused by itself
+    sa.Column("reason", sa.Text),  # reason for which the service paused the webhook
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Index(None, "tenant", "id"),
 )
@@ -271,7 +272,7 @@ webhook_delivery = sa.Table(
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("next_at", UtcTime, index=True),  # null: delivered, or given up
     sa.Column("delivered_at", UtcTime),
-    sa.Column("status", sa.Integer),  # of the last answer
+    sa.Column("status", sa.Integer),  # HTTP status of the last response
     sa.Column("error", sa.Text),
     sa.Index(None, "webhook_id", "id"),
 )

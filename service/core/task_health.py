@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 log = logging.getLogger("evenkeel")
 
 TROUBLE_SECONDS = 10.0
-"""Time for which a task's rounds must have failed before the task counts as unwell."""
+"""Time for which a task's rounds must have failed before the task counts as failing."""
 SILENT_SECONDS = 120.0
 LOG_AGAIN_SECONDS = 300.0
 
@@ -41,7 +41,7 @@ class TaskHealth:
         """Record a successful round; ``note`` is its status message, logged when it changes."""
         now = self._clock()
         if self._failing_since is not None:
-            log.warning("%s: well again after %.0f s", self.name, now - self._failing_since)
+            log.warning("%s: works again after %.0f s", self.name, now - self._failing_since)
             self._failing_since = None
             self._logged_at.clear()
         if note not in ("ok", self._note):
@@ -64,9 +64,9 @@ class TaskHealth:
         """Return (True, its status message) if the task works, else (False, the reason)."""
         now = self._clock()
         if self._failing_since is not None and now - self._failing_since >= TROUBLE_SECONDS:
-            return False, f"fails since {now - self._failing_since:.0f} s: {self._error}"
+            return False, f"has been failing for {now - self._failing_since:.0f} s: {self._error}"
         if now - self._last >= SILENT_SECONDS:
-            return False, f"has not come round for {now - self._last:.0f} s"
+            return False, f"has not completed a round for {now - self._last:.0f} s"
         return True, self._note
 
 

@@ -33,13 +33,13 @@ async def refuse_odd_text(request: Request) -> None:
         if _is_odd(str(value)) or _is_odd(name):
             raise _refusal(name)
     if request.url.path.startswith("/internal/"):
-        return  # what a run says goes into files, as it says it: refused, it would be said again and again
+        return  # a run's reports are stored unchanged; if refused, the run would send them again and again
     body = await request.body()
     if _ESCAPED.search(body):
         try:
             document = json.loads(body)
         except (ValueError, RecursionError):
-            return  # not JSON, or no JSON that anyone meant: the code that reads it reports that
+            return  # invalid JSON: the code that reads the body reports it
         location = _find_odd_text(document)
         if location is not None:
             raise _refusal(_path(location))

@@ -45,7 +45,7 @@ def local_path(uri: str, beside: Path | None = None) -> Path:
     if "://" in uri:
         parts = urlsplit(uri)
         if "@" in parts.netloc:
-            raise ValueError("a uri carries no user name or password: leave it out")
+            raise ValueError("a uri must not contain a user name or password: leave it out")
         if parts.scheme != "file" or parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
             raise ValueError(f"'{uri}' is neither a local path nor file://")
         return Path(unquote(parts.path))
@@ -74,7 +74,7 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
     if not any(path.is_relative_to(root) for root in settings.data_roots):
         roots = ", ".join(str(root) for root in settings.data_roots)
         remedy = "put the file there, or add its directory to EVENKEEL_DATA_ROOTS where the service runs"
-        shown = f"'{uri}'" if os.path.isabs(uri) or "://" in uri else f"'{uri}', from here {local_path(uri, beside)},"
+        shown = f"'{uri}'" if os.path.isabs(uri) or "://" in uri else f"'{uri}' (here {local_path(uri, beside)})"
         raise invalid(FieldProblem(field, f"{shown} lies outside the data roots ({roots})", remedy))
     _refuse_private(settings, str(path), field, f"'{uri}'")
     try:
@@ -173,16 +173,16 @@ def _allowed_topic(settings: Settings, uri: str, field: str) -> str:
     brokers, topic = parts
     for root in settings.topic_roots:
         of_root, _, prefix = split(root)[1].partition("/")
-        # A run sends its password to each of them.
+        # A run sends its password to every broker, so each of them must be allowed.
         if set(brokers.split(",")) <= set(of_root.split(",")) and (prefix in ("", topic)):
             return uri
     roots = ", ".join(settings.topic_roots) or "none"
-    remedy = "add kafka://HOST:PORT,HOST:PORT, or that with /TOPIC, to EVENKEEL_DATA_ROOTS where the service runs"
-    raise invalid(FieldProblem(field, f"'{uri}' is of brokers or a topic outside the data roots ({roots})", remedy))
+    remedy = "add kafka://HOST:PORT,HOST:PORT, or the same with /TOPIC, to EVENKEEL_DATA_ROOTS where the service runs"
+    raise invalid(FieldProblem(field, f"'{uri}' names brokers or a topic outside the data roots ({roots})", remedy))
 
 
 def shown(uri: str) -> str:
-    """Return the uri without its part that may be a password."""
+    """Return the uri without the part that may contain a password."""
     scheme, key = split(uri)
     return f"{scheme}://{key.rpartition('@')[2]}"
 
@@ -195,7 +195,7 @@ def resolved(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
     """
     document = spec.model_dump(mode="json")
     document["uri"] = allowed_uri(settings, spec.uri, "uri")
-    # Beside the manifest's own uri, not a link's target: that is where the user put the other files.
+    # The other files are looked for beside the manifest's own uri, where the user put them, not beside a link's target.
     for name, feature in spec.features.items():
         if feature.join is not None:
             uri = allowed_uri(settings, feature.join.uri, f"features.{name}.join.uri", spec.uri)

@@ -2,8 +2,8 @@
 
 A large version is searched exactly until its index is ready. The first search starts the build: a low-priority process
 writes it to ``$EVENKEEL_HOME/neighbors/TENANT/COLLECTION/``, one on this host however many workers ask, and every
-worker maps the file. Indexes of versions that are no longer searched are removed. So are all indexes of a collection
-made before ids were erased from it, in whichever process: the file's name contains the number of erasures.
+worker maps the file. Indexes of versions that are no longer searched are removed. Indexes that were built before ids
+were erased from their collection, by any process, are removed too: the file's name contains the number of erasures.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Neighbors:
             try:
                 return NeighborSearch(reader.vectors, reader.statuses, path)
             except ValueError as error:
-                log.warning("%s: it is built again", error)
+                log.warning("%s: the index is built again", error)
                 path.unlink(missing_ok=True)
         return NeighborSearch(reader.vectors, reader.statuses)
 
@@ -160,4 +160,4 @@ def _remove_old(path: Path) -> None:
         for other in others[: max(len(others) - KEPT_INDEXES + 1, 0)]:
             other.unlink(missing_ok=True)
     except OSError as error:
-        log.warning("old indexes in %s stay: %s", path.parent, error)
+        log.warning("old indexes in %s could not be removed: %s", path.parent, error)

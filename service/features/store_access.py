@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 _DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
-# The first that fits counts, so a class comes before its base.
+# The first matching entry applies, so a class comes before its base class.
 _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
     (RowsGone, 500, "store-corrupt", "restore the store's server from a backup, or publish again"),
     (files.UnknownCollection, 404, "collection-not-found", "GET /v1/collections lists them"),
@@ -29,9 +29,9 @@ _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
     (files.UnknownView, 404, "view-not-found", "GET /v1/views lists them"),
     (files.ViewExists, 409, "view-exists", "take another name"),
     (files.StaleParent, 409, "stale-version", "look at the current version, then decide again"),
-    (files.GateHeld, 409, "held-by-gate", "set override_gate: true to serve it all the same"),
-    (files.StoreBusy, 503, "store-busy", "try again in a moment; if it stays so, end the writer that is stuck"),
-    (files.StoreUnavailable, 503, "store-unavailable", "try again; see that EVENKEEL_STORE_URL can be reached"),
+    (files.GateHeld, 409, "held-by-gate", "set override_gate: true to serve it anyway"),
+    (files.StoreBusy, 503, "store-busy", "try again in a moment; if the error remains, stop the writer that hangs"),
+    (files.StoreUnavailable, 503, "store-unavailable", "try again; check that EVENKEEL_STORE_URL can be reached"),
     (files.StoreFull, 507, "store-full", "free some space on the store's disk"),
     (files.NewerStore, 500, "store-newer", "install the version that wrote it, or restore a backup"),
     (files.CorruptStore, 500, "store-corrupt", "restore the version's files, or promote another version"),
@@ -92,16 +92,18 @@ def ids_as(id_type: str, ids: list[Any]) -> list[Any]:
     """
     kinds = set(map(type, ids))
     if kinds - {int, str} or len(kinds) > 1:
-        raise ItemIdError(f"ids hold {', '.join(sorted(kind.__name__ for kind in kinds))}: all integers or all strings")
+        raise ItemIdError(
+            f"ids hold {', '.join(sorted(kind.__name__ for kind in kinds))}: give all integers or all strings"
+        )
     if id_type == "string":
         return ids if kinds != {int} else [str(identifier) for identifier in ids]
     if kinds == {str}:
         wrong = next((identifier for identifier in ids if not _DECIMAL.fullmatch(identifier)), None)
         if wrong is not None:
-            raise ItemIdError(f"id {wrong!r} is not an integer, and the ids of this collection are")
+            raise ItemIdError(f"id {wrong!r} is not an integer, but the ids of this collection are")
         ids = [int(identifier) for identifier in ids]
     if ids and (min(ids) < -(2**63) or max(ids) >= 2**63):
-        raise ItemIdError("an id is beyond int64, and the ids of this collection are int64")
+        raise ItemIdError("an id does not fit into int64, the type of this collection's ids")
     return ids
 
 

@@ -45,7 +45,7 @@ class StoreHealth:
 
     def start(self) -> None:
         if self._store.is_remote:
-            # A daemon: the end of the process does not wait for a server.
+            # A daemon thread, so that the process can exit while the server does not answer.
             threading.Thread(target=self._run, name="store-health", daemon=True).start()
 
     def stop(self) -> None:
@@ -63,7 +63,7 @@ class StoreHealth:
         while not self._stopped.is_set():
             try:
                 self._store.reach()
-            except Exception as error:  # whatever its client raises is the answer here
+            except Exception as error:  # any error of the store's client means that the server cannot be reached
                 now = time.monotonic()
                 if self._answer.reached or not self._asked.is_set():
                     away_since, logged_at = now, now - LOG_AGAIN_SECONDS
@@ -81,5 +81,5 @@ class StoreHealth:
 
     def _without_server(self) -> Answer:
         if self._store.available_offline():
-            return Answer(False, True, "its server cannot be reached: versions that are here are served on")
+            return Answer(False, True, "its server cannot be reached: versions cached on this machine are still served")
         return Answer(False, False, "its server cannot be reached: the service's log says why")

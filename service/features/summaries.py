@@ -14,7 +14,7 @@ def summary(collection: Collection) -> dict[str, Any]:
     """Return the summary of a collection; its ``current`` is None before the first publication.
 
     Its ``held`` describes the versions held since the current version last changed: their number, the time of the
-    first, and their names. At ``max_held`` of them somebody is notified. ``diagnosis`` is the diagnosis of the newest.
+    first, and their names. ``max_held`` of them raise an alert. ``diagnosis`` is the diagnosis of the newest.
     """
     current = collection.current()
     manifests = collection.versions()

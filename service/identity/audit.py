@@ -1,10 +1,10 @@
 """The audit log: who did what to which object, when, and from which address.
 
 Every request that needs a scope to change something is recorded, even if it is refused, before its response is sent. So
-the log contains everything that a caller was told is done. Entries of requests that are answered at the same time share
-one transaction. While the database cannot be written, entries go to ``audit_pending.jsonl`` under ``EVENKEEL_HOME``
-(0600); the next entry that reaches the database transfers them. If that file cannot be written either, as on a full
-disk, the entry becomes a line of the service's log, and the response stays the same.
+the log contains every change that was confirmed to a caller. Entries of requests that are answered at the same time
+share one transaction. While the database cannot be written, entries go to ``audit_pending.jsonl`` under
+``EVENKEEL_HOME`` (0600); the next entry that reaches the database transfers them. If that file cannot be written
+either, as on a full disk, the entry becomes a line of the service's log, and the response stays the same.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Audit:
                 lost = "audit: neither the database (%s) nor %s (%s) takes this entry: %s"
                 log.error(lost, error, self._file, full, _text(row))
             else:
-                log.error("audit: the database cannot take an entry, it waits in %s: %s", self._file, error)
+                log.error("audit: the database cannot take an entry, which is kept in %s: %s", self._file, error)
         else:
             if self._file.exists() and self._file.stat().st_size:
                 await self._take_along()
@@ -96,7 +96,7 @@ class Audit:
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting, []
-                # A request that has waited too long keeps its entry in the file.
+                # A request that has waited too long has written its entry to the file.
                 await self._write([(row, done) for row, done in batch if not done.done()])
         finally:
             self._writing = None
@@ -138,14 +138,14 @@ class Audit:
         line = (_text(row) + "\n").encode()
         with _locked(self._file, fcntl.LOCK_EX) as descriptor:
             end = os.lseek(descriptor, 0, os.SEEK_END)
-            if end and os.pread(descriptor, 1, end - 1) != b"\n":  # its writer was killed within a line
+            if end and os.pread(descriptor, 1, end - 1) != b"\n":  # a writer was killed within a line
                 line = b"\n" + line
             try:
                 if os.write(descriptor, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(descriptor)
             except OSError:
-                os.ftruncate(descriptor, end)  # half a line would keep those before it from being entered
+                os.ftruncate(descriptor, end)  # leave no partial line
                 raise
 
     async def _take_along(self) -> None:
@@ -163,9 +163,9 @@ class Audit:
                         await self._insert_or_say(row)
                 os.ftruncate(descriptor, 0)
         except BlockingIOError:
-            return  # another process is at it
+            return  # another process is transferring them
         except (*AWAY, ValueError) as error:
-            log.error("audit: what waits in %s could not be entered yet: %s", self._file, error)
+            log.error("audit: the entries in %s could not be transferred yet: %s", self._file, error)
 
 
 def _whole(text: bytes) -> Iterator[AuditRow]:

@@ -119,10 +119,10 @@ class Authenticator:
             usable = time.time() - cached.confirmed < self._stale_seconds
             if now - cached.asked < self._fresh_seconds or (usable and now < self._away_until):
                 return cached.principal
-            # Requests that come meanwhile are answered from memory: one of them asks.
+            # This request asks the database; those that arrive meanwhile are answered from the cache.
             cached.asked = now
         elif self._informing and now < self._away_until:
-            raise ConnectionError("the database cannot be reached, and this credential is not known without it")
+            raise ConnectionError("the database cannot be reached, and this credential is not cached")
         network = network_of(address)
         wait = 0.0 if cached is not None else self._wrong.wait_seconds(network, count=False)
         if wait:
@@ -152,7 +152,7 @@ class Authenticator:
         if self._file is not None:
             earlier = keys.load_known(self._file)
             now = time.time()
-            # A clock that ran ahead then makes no key known for longer now.
+            # If the clock ran ahead when the file was saved, keys must not stay valid for longer now.
             confirmed = earlier.confirmed_at if earlier.confirmed_at <= now else now
             for digest, principal in earlier.principals.items():
                 self._remember(f"key:{digest}", principal, confirmed)
@@ -168,15 +168,15 @@ class Authenticator:
         while True:
             try:
                 await self.inform()
-            except Exception as error:  # nobody waits for this task: it must not end, whatever the database says
-                # Until the next round has its answer, a database that hangs included.
+            except Exception as error:  # nothing awaits this task, so it must survive any error
+                # Until the next round has finished, even if the database hangs.
                 self._away_until = time.monotonic() + self._retry_seconds + ANSWER_SECONDS + 1
                 if not trouble:
-                    log.warning("the database cannot be asked for keys, known ones go on: %s", error)
+                    log.warning("keys cannot be read from the database, cached ones stay valid: %s", error)
                 trouble = True
             else:
                 if trouble:
-                    log.warning("the database can be asked for keys again")
+                    log.warning("keys can be read from the database again")
                 trouble = False
             await asyncio.sleep(self._retry_seconds if trouble else self._fresh_seconds)
 
@@ -190,9 +190,9 @@ class Authenticator:
         async with self._in_time(ANSWER_SECONDS), self._database.read() as connection:
             live = await keys.live(connection, self._size)
         if forgotten != self._forgotten:
-            return  # what was read is from before a revocation in this process: the next round asks again
+            return  # the keys were read before a revocation in this process: the next round reads them again
         now = time.time()
-        if len(live) < self._size:  # all of them: what is not among them was revoked
+        if len(live) < self._size:  # all usable keys were read, so a missing one was revoked
             for name in [name for name in self._known if name.startswith("key:") and name[4:] not in live]:
                 del self._known[name]
         for digest, principal in live.items():
@@ -207,7 +207,7 @@ class Authenticator:
                 log.warning("%s cannot be written, so a restart needs the database: %s", self._file, error)
 
     def _remember(self, name: str, principal: Principal, confirmed: float) -> None:
-        # What was read from the file is old: the first request asks, if the database answers.
+        # Keys from the file were confirmed some time ago, so that their first request asks the database.
         asked = time.monotonic() - (time.time() - confirmed)
         self._known.pop(name, None)
         self._known[name] = _Cached(principal, confirmed, asked)

@@ -90,13 +90,13 @@ async def take(
 ) -> Reservation | Done:
     """Claim the key until the transaction ends; a parallel request waits for that end.
 
-    ``job_id``: the job that this transaction creates; given, it completes the key at once.
+    ``job_id``: the job that this transaction creates; if given, the key is completed at once.
 
     Raises:
         Problem: 422 if the key was used for another body, 409 if its first request is still in progress.
     """
     if not 1 <= len(key) <= MAX_LENGTH:
-        raise Problem(422, "invalid-request", f"Idempotency-Key has 1 to {MAX_LENGTH} characters.")
+        raise Problem(422, "invalid-request", f"Idempotency-Key must have 1 to {MAX_LENGTH} characters.")
     table = tables.idempotency
     now = tables.now()
     fresh: dict[str, Any] = {"body_hash": digest(body), "token": secrets.token_hex(16), "created_at": now}
@@ -109,7 +109,7 @@ async def take(
             return done
         overtaken = table.update().where(_at(key_id, key)).values(fresh)
         if (await connection.execute(overtaken)).rowcount:
-            break  # else it was freed between the two
+            break  # otherwise the key was freed between the two statements: try again
     return Reservation(key_id, key, str(fresh["token"]))
 
 

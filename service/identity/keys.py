@@ -242,11 +242,11 @@ async def reset_admin(settings: Settings) -> str:
 
     Raises:
         FileNotFoundError: There is no such SQLite file.
-        SchemaError: The database is not one that this version of Evenkeel reads.
+        SchemaError: This version of Evenkeel cannot read the database's schema.
     """
     database = Database(settings.database_url)
     try:
-        await database.require_newest()  # one that is made here would be no service's
+        await database.require_newest()  # a database created here would belong to no service
         async with database.write() as connection:
             old = await connection.scalars(
                 sa.select(tables.api_key.c.id).where(

@@ -84,7 +84,7 @@ def host(settings: Settings) -> FreeResources:
 
 def impossible(needs: ResourceRequest, room: FreeResources) -> tuple[str, str] | None:
     """Return (message with the arithmetic, remedy) for needs that can never fit this host; None if they can."""
-    # A bound on memory is no reason to refuse: the run counts its rows, and refuses then what does not fit.
+    # A lower bound on memory is no reason to refuse: the run counts its rows, and fails then if they do not fit.
     short = [scarce for scarce in _short(needs, room) if needs.counted or scarce[0] != "memory"]
     if not short:
         return None
@@ -107,7 +107,7 @@ def obstacle(
     ``held`` maps the jobs whose runs have not exited yet to the resources that they use.
     """
     if not held:
-        return None  # one that fits alone is never kept waiting by rounding
+        return None  # a run that fits alone must not wait because of rounding
     if len(held) >= max_runs:
         return _too_many(held, max_runs)
     free = FreeResources(
@@ -120,10 +120,10 @@ def obstacle(
         return None
     totals = {"cores": room.cpus, "memory": room.memory_bytes, "GPUs": room.gpus}
     figures = "; ".join(
-        f"needs {_figure(name, needed)}, of {_figure(name, totals[name])} {_figure(name, max(0, had))} free"
+        f"needs {_figure(name, needed)}, {_figure(name, max(0, had))} of {_figure(name, totals[name])} free"
         for name, needed, had in short
     )
-    return f"{figures}; held by {_holders(held)}"
+    return f"{figures}; in use by {_holders(held)}"
 
 
 def cluster_obstacle(
@@ -149,7 +149,7 @@ def cluster_obstacle(
         return None
     free = ", ".join(f"{_figure('cores', node.cpus)} and {_size(node.memory_bytes)}" for node in nodes) or "nothing"
     needed = f"{_figure('cores', each.cpus)} and {_size(each.memory_bytes)}"
-    return f"{needs.workers} workers of {needed} are needed, the cluster has places for {capacity}: free are {free}"
+    return f"{needs.workers} workers of {needed} are needed, the cluster has room for {capacity}: free are {free}"
 
 
 Refuse = Callable[[ResourceRequest], str | None]
@@ -163,7 +163,7 @@ def choose(needs: ResourceRequest, refuse: Refuse) -> tuple[ResourceRequest | No
         if reason is None:
             return choice, why
         why = why or reason
-    # What would be enough is what it waits for.
+    # The last reason is that of the smallest number of workers, for which the job waits.
     return None, reason
 
 

@@ -33,7 +33,9 @@ class Follower:
         """Begin a round of checks on these jobs; after a gap between rounds each job gets a full interval to report."""
         self._steps.begin_round(job_ids)
         if self._watch.begin_round(job_ids):
-            log.warning("this machine or this process was away: every run is given a whole interval to say something")
+            log.warning(
+                "this machine or this process was suspended: every run gets a full interval to report something"
+            )
 
     def answered(self, job_id: str) -> None:
         """Record that the executor answers for this job again."""
@@ -74,7 +76,7 @@ class Follower:
         looked = self._watch.look(row["id"], attempt, said, age)
         progress = row["progress"] or {}
         is_training = run_events.is_training(row)
-        # What is no step has a number of its own: when it ends, a whole interval begins.
+        # Outside of training the step counts as -1, so that a full interval begins when training does.
         stepped = self._steps.look(row["id"], attempt, progress["step"] if is_training else -1, age)
         step_limit = max(self._context.settings.silence_seconds, STALLED_STEPS * progress.get("step_seconds", 0.0))
         limit = StoredJob(row["spec"]).resources.timeout_seconds

@@ -34,7 +34,7 @@ class JobQueue:
         self._context = context
         self._host = admission.host(context.settings)
         self._placement = placement_of(context.settings)
-        self._counting = BackgroundTasks("could not be counted")
+        self._counting = BackgroundTasks("failed while its rows were counted")
 
     def close(self) -> None:
         self._counting.cancel()
@@ -52,7 +52,7 @@ class JobQueue:
         """
         job = tables.job.c
         now = tables.now()
-        # What lies further ahead than any backoff was reckoned by a clock that has been set back since.
+        # A time further ahead than any backoff comes from a clock that was set back afterwards.
         longest = datetime.timedelta(seconds=backoff_seconds(99, self._context.settings.retry_backoff_seconds))
         due = sa.or_(job.not_before.is_(None), job.not_before <= now, job.not_before > now + longest)
         # A job that ran here before has its checkpoints here.
@@ -61,7 +61,7 @@ class JobQueue:
         waiting = sa.and_(ready, _older_of_its_schedule().is_(None))
         async with self._context.database.read() as connection:
             turn_of = sa.select(job.tenant).where(waiting).order_by(job.id).limit(1).scalar_subquery()
-            # Of a job that does not set it the stored spec has none.
+            # The stored spec has no priority if the job sets none.
             priority = sa.func.coalesce(job.spec["priority"].as_integer(), 0)
             queue = sa.select(tables.job).where(waiting, job.tenant == turn_of).order_by(priority.desc(), job.id)
             head = await first_row(connection, JobRow, queue.limit(1))
@@ -73,7 +73,7 @@ class JobQueue:
         if head["needs"] is None:
             # In the background: the queue waits for it, but existing runs do not.
             self._counting.start(head["id"], lambda: self._counted(head))
-            reason: str | None = "the rows of its dataset are counted, to know the memory that it needs"
+            reason: str | None = "the rows of its dataset are being counted, to predict the memory that it needs"
         else:
             request, reason = await self._room_for(ResourceRequest.read(head["needs"]), held)
         if request is None:
@@ -113,7 +113,7 @@ class JobQueue:
             least = needs.choices()[-1].workers
 
             def refuse(choice: ResourceRequest) -> str | None:
-                # The least was found to fit when it was submitted.
+                # The smallest number of workers was checked when the job was submitted.
                 never = admission.impossible(choice, self._host) if choice.workers > least else None
                 return never[0] if never else admission.obstacle(choice, self._host, held, max_runs)
 
@@ -178,7 +178,7 @@ class JobQueue:
         run. ``because``: the reason for fewer workers than the job asks for; None if it gets all.
         """
         attempt = row["attempt"] + 1
-        # In run.json too: an attempt that was given up finds another token there and publishes nothing.
+        # The lease is also in run.json: an attempt that was given up finds another lease there and publishes nothing.
         claimed: dict[str, Any] = {
             "home_id": self._context.home_id,
             "lease": secrets.token_hex(16),
@@ -186,7 +186,7 @@ class JobQueue:
             "launched_at": None,
             "heartbeat_at": None,
         }
-        # The clock of the host that took the job may be a little ahead: no job begins before it was made.
+        # The clocks of hosts may differ a little, but no job may start before it was created.
         started_at = row["started_at"] or max(tables.now(), row["created_at"])
         claimed |= {"started_at": started_at, "error": None, "publication": None}
         row["attempt"] = attempt
@@ -212,7 +212,7 @@ def _after_older() -> sa.ColumnElement[str]:
 
 
 def _told(head: JobRow, reason: str) -> sa.ColumnElement[str]:
-    """Return an SQL expression for the reason why a job waits; it tells a tenant nothing of other tenants' jobs."""
+    """Return an SQL expression for the reason why a job waits; it reveals nothing about other tenants' jobs."""
     job = tables.job.c
     return sa.case(
         (_older_of_its_schedule().is_not(None), _after_older()),

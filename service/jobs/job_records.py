@@ -31,7 +31,7 @@ MAX_LABELS = 64
 """Most labels of a job; each label is a row in the database."""
 MAX_ATTEMPTS = 100
 """Most attempts stored for display, since a job that is preempted may have any number."""
-# Made once: SQLAlchemy takes longer to put a statement together than to send it.
+# Built once, because SQLAlchemy takes longer to build a statement than to send it.
 _INSERT_EVENT = tables.job_event.insert()
 _BY_ID = sa.select(tables.job).where(tables.job.c.id == sa.bindparam("job_id"))
 _LOCKED_BY_ID = _BY_ID.with_for_update()
@@ -48,7 +48,7 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
         Problem: 422 that names each field that does not fit.
     """
     if len(spec.labels) > MAX_LABELS:
-        message = f"there are {len(spec.labels)}, and a job may have {MAX_LABELS}"
+        message = f"there are {len(spec.labels)}, but a job may have at most {MAX_LABELS}"
         raise invalid(FieldProblem("labels", message, "leave some out"))
     name = spec.dataset.name
     document = await connection.scalar(_DATASET, {"tenant": tenant, "name": name})
@@ -88,7 +88,7 @@ def _held(job_id: str) -> sa.Select[Any]:
 async def refuse_too_many(database: Database, connection: AsyncConnection, settings: Settings, tenant: str) -> None:
     """Check that the tenant may have one more job.
 
-    From this call to its end, a transaction excludes others that call this, because two could count the same number.
+    From this call on, other transactions that call this wait for the end of this one: two could count the same number.
 
     Raises:
         Problem: 409 if one more job would exceed the tenant's limit.
@@ -100,7 +100,7 @@ async def refuse_too_many(database: Database, connection: AsyncConnection, setti
     unfinished = sa.and_(tables.job.c.tenant == tenant, tables.job.c.state.not_in(TERMINAL))
     count = await connection.scalar(sa.select(sa.func.count()).select_from(tables.job).where(unfinished))
     if (count or 0) >= limit:
-        detail = f"{count} jobs wait or run, and a tenant may have {limit} (EVENKEEL_TENANT_MAX_JOBS)."
+        detail = f"{count} jobs wait or run, but a tenant may have at most {limit} (EVENKEEL_TENANT_MAX_JOBS)."
         remedy = "wait until one has ended, or cancel one"
         raise Problem(409, "too-many-jobs", detail, [{"message": detail, "remedy": remedy}])
 
@@ -113,7 +113,7 @@ def refuse_firing_date(spec: JobSpec) -> None:
     """
     if spec.dataset.window is not None and spec.dataset.window.start == FIRING_DATE:
         remedy = "give a date (YYYY-MM-DD), or submit the job as a schedule"
-        raise invalid(FieldProblem("dataset.window.start", f"{FIRING_DATE} is filled in by schedules only", remedy))
+        raise invalid(FieldProblem("dataset.window.start", f"only schedules fill in {FIRING_DATE}", remedy))
 
 
 async def create(
@@ -152,7 +152,7 @@ async def create(
     }
     row = as_row(JobRow, columns)
     event = {"state": "queued", "attempt": 0, "time": _text(row["created_at"])}
-    # What is None is left to the database: written, it would be JSON's null.
+    # None is left out: in a JSON column it would be stored as JSON's null.
     rows: list[tuple[sa.Table, Mapping[str, object]]] = [
         (tables.job, {name: one for name, one in row.items() if one is not None})
     ]
@@ -329,12 +329,13 @@ async def delete(database: Database, settings: Settings, job_id: str, *, sweepin
             detail = f"Job {job_id} is {row['state']} or still ending. Cancel it and wait until its processes are gone."
             raise Problem(409, "job-not-finished", detail)
         if sweeping and job_id in await starts(connection):
-            raise Problem(409, "job-needed", f"Something is to start from the checkpoints of job {job_id}.")
+            raise Problem(409, "job-needed", f"A job or schedule is to start from the checkpoints of job {job_id}.")
         await connection.execute(tables.idempotency.delete().where(tables.idempotency.c.job_id == job_id))
         await connection.execute(tables.job.delete().where(tables.job.c.id == job_id))
         if directory.exists():
             directory.rename(doomed)
-    # Gigabytes of checkpoints: not while holding the write lock. What a crash leaves, the next start removes.
+    # Not while holding the write lock, because gigabytes of checkpoints take time. The next start removes what a crash
+    # leaves.
     await asyncio.to_thread(remove_run, doomed)
 
 

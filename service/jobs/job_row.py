@@ -61,7 +61,7 @@ class JobView(BaseModel):
     versions. ``needs``: the predicted resources of the job on its host; null until they are computed.
     """
 
-    # A field named like a column of tables.job shows it; job_records has what the others show.
+    # A field with the name of a column of tables.job shows that column; job_records makes the others.
     id: str
     tenant: str
     name: str

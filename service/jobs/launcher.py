@@ -45,7 +45,7 @@ class Launcher:
             retryable = isinstance(problem.__cause__, DataAwayError)
         except (OSError, RuntimeError, ValueError) as failure:
             log.exception("job %s could not be launched", row["id"])
-            # Python names no file where a write finds no room.
+            # Python's error names no file if a write fails on a full disk.
             of_no_file = isinstance(failure, OSError) and failure.filename is None
             message = f"{directory}: {failure}" if of_no_file else str(failure)
             remedy = "see the service's log; 'evenkeel doctor' checks disk and memory"

@@ -54,7 +54,7 @@ class Liveness:
         """Start a round of checks on these jobs.
 
         Returns:
-            True if every job's interval was restarted because the machine or this process was away.
+            True if every job's interval was restarted because the machine or this process was suspended.
         """
         now = self._monotonic()
         slept = self._boottime() - now

@@ -112,9 +112,9 @@ async def batch(database: Database, settings: Settings, job_id: str, at: Positio
     at = at._replace(log=await asyncio.to_thread(log_offset, settings.run_dir(job_id), at.log))
     text = await asyncio.to_thread(read_log, settings.run_dir(job_id), at.log, STREAM_LOG_BYTES)
     end = text.rfind(b"\n") + 1
-    full = len(text) > STREAM_LOG_BYTES - 4  # but for a character that the limit cut
+    full = len(text) > STREAM_LOG_BYTES - 4  # the limit may have cut off a character
     if (end or not full) and not (ended and not full):
-        text = text[:end]  # the line being written, or cut by the limit, comes whole with the next batch
+        text = text[:end]  # an incomplete last line is sent with the next batch
     if text:
         at = at._replace(log=at.log + len(text))
         chunks.append(_encode("log", {"text": text.decode("utf-8", "replace"), "next_offset": at.log}, at))

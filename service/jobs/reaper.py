@@ -40,7 +40,7 @@ class Reaper:
 
     async def _terminate(self, row: JobRow) -> None:
         directory = self._context.run_dir(row["id"])
-        # A directory that someone removed says nothing of its processes: they carry its name.
+        # If someone removed the directory, its processes may still run: the executor finds them by its name.
         if directory.exists() or row["launched_at"] is not None:
             try:
                 await in_daemon_thread(
@@ -62,7 +62,7 @@ class Reaper:
                 await job_records.move(connection, current, "cancelled")
 
     async def release(self, row: JobRow) -> None:
-        """End the remaining processes of an ended attempt once it has exited or had time to, and free its place."""
+        """End the remaining processes of an ended attempt once it has exited or had time to, and free its resources."""
         directory = self._context.run_dir(row["id"])
         if row["lease"] is None:
             await asyncio.to_thread(revoke, directory)
@@ -75,7 +75,7 @@ class Reaper:
         async with self._context.database.write() as connection:
             current = await job_records.locked(connection, row["id"])
             # Ranks outlive a killed driver for a moment: their last metrics belong to this attempt, and the next one
-            # goes on from the checkpoint that they wrote.
+            # continues from the checkpoint that they wrote.
             while await run_events.apply(
                 connection, current, directory, False, self._context.settings.retry_backoff_seconds
             ):
@@ -103,7 +103,7 @@ async def in_daemon_thread(function: Callable[[], Any]) -> None:
             function()
         except Exception as failure:
             error = failure
-        with contextlib.suppress(RuntimeError):  # the loop is gone: so is everyone who waited
+        with contextlib.suppress(RuntimeError):  # the loop has ended, so nobody waits for the result
             loop.call_soon_threadsafe(settle, error)
 
     threading.Thread(target=work, daemon=True).start()

@@ -89,7 +89,7 @@ def of_row(settings: Settings, row: JobRow) -> ResourceRequest:
     try:
         checked = registry.check_files(settings.for_tenant(row["tenant"]), dataset)
         estimated = estimate(spec, checked, placement_of(settings).gpu_bytes(spec))
-    except Exception as error:  # whatever it is: the whole queue waits for this answer
+    except Exception as error:  # any error: the whole queue waits for the result
         if not isinstance(error, (DataError, Problem)):
             log.warning("job %s: its rows cannot be counted", row["id"], exc_info=error)
         memory = rank_memory(spec, {}, ids_per_example(spec, dataset), shape=RowShape.of(spec, dataset))
@@ -103,5 +103,5 @@ def _num_bytes(uri: str) -> int:
     if path.is_file():
         return path.stat().st_size
     if not path.is_dir():
-        return AT_ONCE_BYTES + 1  # elsewhere
+        return AT_ONCE_BYTES + 1  # not on this host
     return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ from service.jobs import job_records
 from service.jobs.job_row import JobRow
 from service.jobs.states import ACTIVE, backoff_seconds
 from trainer.runs.events import EVENTS_FILE, TERMINAL_STATES, Event, read_events
-from trainer.runs.protocol import EXIT_FILE
+from trainer.runs.protocol import EXIT_FILE, LOG_FILE
 from trainer.spec.stored_specs import StoredJob
 
 log = logging.getLogger("evenkeel.runner")
 
 EVENTS_AT_ONCE = 1000
+LAST_LINE_BYTES = 500
+"""Most bytes of a log's last line in the error of a run that ended without a report."""
 PROGRESS_FIELDS = (
     "epoch", "epochs", "step", "steps", "examples", "examples_per_second", "step_seconds", "waited_seconds", "loss",
     "files", "files_behind", "seconds_behind", "late_files", "messages_behind", "bad_rows",
@@ -50,7 +53,7 @@ async def apply(
     """
     offset, held = row["events_offset"], False
     if size(run_dir) < offset:
-        offset = 0  # someone removed the directory: a retry begins a file of its own
+        offset = 0  # someone removed the directory: a retry begins a new file
     events = list(islice(read_events(run_dir, offset), EVENTS_AT_ONCE))
     for event in events:
         if event.fields.get("attempt") == row["attempt"] and row["lease"] is not None:
@@ -60,7 +63,7 @@ async def apply(
             try:
                 await _one(connection, row, event, run_dir, backoff_base_seconds)
             except (KeyError, TypeError, ValueError):
-                log.exception("job %s: an event that cannot be understood is passed over: %s", row["id"], event.fields)
+                log.exception("job %s: an event that cannot be understood is skipped: %s", row["id"], event.fields)
         offset = event.end
     if offset != row["events_offset"]:
         await job_records.change(connection, row, events_offset=offset)
@@ -71,9 +74,9 @@ async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: 
     fields = event.fields
     kind = fields["type"]
     if row["reason"] is not None and row["state"] in ACTIVE:
-        await job_records.change(connection, row, reason=None)  # it was said to be silent
+        await job_records.change(connection, row, reason=None)  # the reason was its silence
     if kind == "heartbeat":
-        if not is_training(row):  # a driver beats beside ranks that stand still: then only steps are signs of life
+        if not is_training(row):  # a driver sends heartbeats even if its ranks hang: then only steps are signs of life
             await job_records.change(connection, row, heartbeat_at=_time(fields))
     elif kind == "progress":
         progress = {name: fields[name] for name in PROGRESS_FIELDS if name in fields}
@@ -111,7 +114,7 @@ async def _one(connection: AsyncConnection, row: JobRow, event: Event, run_dir: 
     elif kind == "state" and fields.get("state") == "failed":
         ended = read_exit(run_dir, row["attempt"]) or {}
         unexplained = {"code": "failed", "message": "the run failed", "remedy": "see its log"}
-        # A full disk may have taken the error event, and left room for exit.json.
+        # On a full disk the error event may be lost and exit.json still be written.
         error = row["error"] or (_error(ended["error"]) if ended.get("error") else unexplained)
         await fail(connection, row, error, bool(ended.get("retryable")), base_seconds)
     elif kind == "state" and fields.get("state") in ("running", "publishing", *TERMINAL_STATES):
@@ -134,7 +137,7 @@ async def _publication(connection: AsyncConnection, row: JobRow, fields: dict[st
         await job_records.change(connection, row, publication=publication)
         return
     publication["step"] = int(fields["step"])
-    # The last one is told of again when the job ends.
+    # The last publication is reported again when the job ends.
     is_known = (row["publication"] or {}).get("step") == publication["step"]
     await job_records.change(connection, row, publication=publication)
     if not is_known:
@@ -186,7 +189,7 @@ async def preempted(connection: AsyncConnection, row: JobRow, base_seconds: floa
     this service. It has written a checkpoint if it had taken a step.
     """
     due = tables.now() + datetime.timedelta(seconds=base_seconds)
-    reason = f"preempted: its machine asked it to end; it goes on from its checkpoint in {base_seconds:g} s"
+    reason = f"preempted: its machine asked it to end; it continues from its checkpoint in {base_seconds:g} s"
     await job_records.move(connection, row, "interrupted", not_before=due, reason=reason, error=None, launched_at=None)
 
 
@@ -194,7 +197,7 @@ async def died(connection: AsyncConnection, row: JobRow, run_dir: Path, base_sec
     """End an attempt whose run is gone without reporting its end: killed, out of memory, or the machine restarted."""
     ended = read_exit(run_dir, row["attempt"])
     if ended is not None and ended.get("state") in TERMINAL_STATES and ended["state"] != "failed":
-        # Its last event was lost (a full disk), its exit file was not.
+        # The last event was lost, perhaps on a full disk, but the exit file was written.
         if ended["state"] == "cancelled" and row["state"] != "cancelling":
             await preempted(connection, row, base_seconds)
             return
@@ -202,9 +205,14 @@ async def died(connection: AsyncConnection, row: JobRow, run_dir: Path, base_sec
         return
     error = {
         "code": "run-died",
-        "message": "the run ended without a word: it was killed, or the machine restarted",
+        "message": "the run ended without a report: it was killed, or the machine restarted",
         "remedy": "if it happens again look for the kernel's out-of-memory killer, and see the run's log",
     }
+    if last_line := _last_line(run_dir, row["launched_at"]):
+        error |= {
+            "message": f"the run ended without a report; the last line of its log is: {last_line}",
+            "remedy": "see the run's log; if it says nothing of an error, look for the kernel's out-of-memory killer",
+        }
     if not run_dir.exists():
         error = {
             "code": "run-directory-gone",
@@ -216,10 +224,24 @@ async def died(connection: AsyncConnection, row: JobRow, run_dir: Path, base_sec
     await fail(connection, row, error, ended is None or bool(ended.get("retryable")), base_seconds)
 
 
+def _last_line(run_dir: Path, since: datetime.datetime | None) -> str:
+    """Return the last line of the run's log that is not empty, "" if the log was not written to since ``since``."""
+    try:
+        with open(run_dir / LOG_FILE, "rb") as file:
+            found = os.fstat(file.fileno())
+            if since is None or found.st_mtime < since.timestamp():
+                return ""
+            file.seek(max(0, found.st_size - LAST_LINE_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return storable(next((line.strip() for line in reversed(lines) if line.strip()), ""))
+
+
 def silent(seconds: float) -> dict[str, str]:
     """Return the error for a run that is alive but reports nothing."""
     message = f"no sign of life for {seconds:.0f} s: it hangs or is stopped, and was given up"
-    remedy = "see the end of its log; a run that is rightly silent for longer needs EVENKEEL_SILENCE_SECONDS"
+    remedy = "see the end of its log; if the run may be silent for longer, raise EVENKEEL_SILENCE_SECONDS"
     return {"code": "run-silent", "message": message, "remedy": remedy}
 
 
@@ -232,14 +254,14 @@ def is_training(row: JobRow) -> bool:
 def stalled(progress: dict[str, Any], seconds: float) -> dict[str, str]:
     """Return the error for a run whose driver is alive but whose ranks take no steps."""
     message = f"no step after step {progress['step']} for {seconds:.0f} s: a rank hangs or is stopped"
-    remedy = "see the end of its log; steps that rightly take longer need EVENKEEL_SILENCE_SECONDS"
+    remedy = "see the end of its log; if steps may take longer, raise EVENKEEL_SILENCE_SECONDS"
     return {"code": "run-stalled", "message": message, "remedy": remedy}
 
 
 def timed_out(limit_seconds: float) -> dict[str, str]:
     """Return the error for a run that has exceeded its time limit and did not end itself, as it should have."""
     message = f"not done after {limit_seconds:g} seconds, and it did not stop by itself"
-    remedy = "set resources.timeout_seconds higher, then retry: training goes on from the last checkpoint"
+    remedy = "set resources.timeout_seconds higher, then retry: training continues from the last checkpoint"
     return {"code": "timeout", "message": message, "remedy": remedy}
 
 
@@ -262,7 +284,7 @@ def read_exit(run_dir: Path, attempt: int) -> dict[str, Any] | None:
 
 def _error(fields: dict[str, Any]) -> dict[str, str]:
     error = {name: storable(str(fields.get(name) or "")) for name in ("code", "message", "remedy")}
-    # The data's errors bring their remedy along in brackets: once is enough.
+    # Errors in data repeat their remedy in brackets at the end of the message.
     error["message"] = error["message"].removesuffix(f" ({error['remedy']})") or error["message"]
     return error
 

@@ -62,7 +62,7 @@ class Runner:
                         taken = await self.round()
                         health.good()
                         if taken:
-                            continue  # they are started at once
+                            continue  # the next round starts them at once
                     else:
                         health.good(STANDBY)
                 except Exception as error:
@@ -100,7 +100,7 @@ class Runner:
         for row in rows:
             try:
                 await self._step(row)
-            except Exception as failure:  # one run that cannot be looked after must not leave the others alone
+            except Exception as failure:  # an error in one run must not keep the others from their step
                 failures.append(failure)
         taken = False
         while await self._queue.claim():
@@ -110,13 +110,13 @@ class Runner:
         return taken
 
     async def _step(self, row: JobRow) -> None:
-        named = logs.job_id.set(row["id"])  # what is logged on the way, in tasks begun here too, says whose it is
+        named = logs.job_id.set(row["id"])  # log lines of this step, and of tasks that it starts, have the job's id
         try:
             await self._look_after(row)
         except ExecutorUnavailable as error:
             await self._follower.wait_for_answer(row, error)
         except Exception as failure:
-            failure.add_note(f"while job {row['id']} was looked after")  # it is logged elsewhere
+            failure.add_note(f"in the runner's step for job {row['id']}")  # the log line is written elsewhere
             raise
         else:
             if not self._reaper.is_ending(row["id"]):

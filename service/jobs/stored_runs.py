@@ -27,7 +27,7 @@ def num_bytes(run_dir: Path, prefix: str = "") -> int:
     """Return the total size of the run's files below ``prefix`` in its run storage; 0 without a run storage.
 
     Raises:
-        StorageError: it is away.
+        StorageError: The storage does not answer.
     """
     storage = storage_of(run_dir)
     return 0 if storage is None else sum(file.num_bytes for file in open_storage(storage).list(prefix))
@@ -37,7 +37,7 @@ def remove_stored(run_dir: Path, prefix: str = "") -> None:
     """Remove the run's files below ``prefix`` from its run storage; does nothing without a run storage.
 
     Raises:
-        StorageError: it is away.
+        StorageError: The storage does not answer.
     """
     storage = storage_of(run_dir)
     if storage is not None:
@@ -46,10 +46,14 @@ def remove_stored(run_dir: Path, prefix: str = "") -> None:
 
 
 def remove_run(directory: Path) -> None:
-    """Remove a run's directory and its files in the run storage; if that is away, both stay until the next start."""
+    """Remove a run's directory and its files in the run storage; if that is down, both stay until the next start."""
     try:
         remove_stored(directory)
     except StorageError as error:
-        log.warning("%s is kept until the next start, for its run storage could not be emptied: %s", directory, error)
+        log.warning(
+            "%s is kept until the next start, because its files in the run storage could not be removed: %s",
+            directory,
+            error,
+        )
         return
     shutil.rmtree(directory, ignore_errors=True)

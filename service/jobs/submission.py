@@ -85,7 +85,7 @@ async def submit(
             if isinstance(reserved, idempotency.Done):
                 return await _shown(connection, reserved)
         await job_records.refuse_too_many(database, connection, settings, principal.tenant)
-        if spec.init_from is not None:  # what it starts from may be swept away meanwhile
+        if spec.init_from is not None:  # retention may have removed its starting point meanwhile
             await job_records.check_start(connection, spec, principal.tenant)
         row = await job_records.create(
             connection,
@@ -136,12 +136,14 @@ def _refuse_strange_trackers(settings: Settings, spec: JobSpec) -> None:
     for index, tracker in enumerate(spec.tracking):
         uri = getattr(tracker, "uri", None)
         if uri is not None and uri not in settings.tracking_uris:
-            remedy = "leave uri out for MLFLOW_TRACKING_URI of the service, or have it added to EVENKEEL_TRACKING_URIS"
-            raise invalid(FieldProblem(f"tracking.{index}.uri", f"runs here do not send to {uri}", remedy))
+            remedy = (
+                "leave uri out to use the service's MLFLOW_TRACKING_URI, or have uri added to EVENKEEL_TRACKING_URIS"
+            )
+            raise invalid(FieldProblem(f"tracking.{index}.uri", f"runs of this service may not send to {uri}", remedy))
 
 
 def _check_parent(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> None:
-    """Raise 422 for a job that cannot continue from the checkpoints that ``init_from`` means now; blocking.
+    """Raise 422 for a job that cannot continue from the checkpoints that ``init_from`` names now; blocking.
 
     Missing checkpoints are not an error here; they are looked up again when the run starts.
     """
@@ -226,7 +228,7 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
         try:
             job_id = store.collection(spec.init_from.collection).manifest(version).get("job")
         except StoreUnavailable:
-            # For a while: the launch is tried again.
+            # A temporary outage: the launch is tried again.
             raise
         except StoreError as error:
             remedy = "publish to the collection first, or leave init_from out for the first training"
@@ -234,14 +236,14 @@ def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
     checkpoints = _checkpoints(settings, job_id)
     if checkpoints is None:
         remedy = "start from a job whose run is still kept, or leave init_from out"
-        raise invalid(FieldProblem("init_from", f"the checkpoints of job {job_id} are not here any more", remedy))
+        raise invalid(FieldProblem("init_from", f"the checkpoints of job {job_id} no longer exist", remedy))
     return Lineage(parent, checkpoints, None, served)
 
 
 def _served_checkpoints(settings: Settings, store: Store, spec: JobSpec, version: str | None) -> Path | str | None:
     """Return the checkpoints of the job that published ``version``, whose model the new model is compared with.
 
-    None if they are not kept, or if the job published during training and trained on.
+    None if they are not kept, or if the job published during training and then continued to train.
     """
     if spec.publish is None or version is None or spec.publish.gate.mode == "off":
         return None
@@ -271,7 +273,7 @@ def _checkpoints(settings: Settings, job_id: str | None) -> Path | str | None:
     """Return the location of a job's checkpoints; None if they no longer exist here."""
     if not job_id:
         return None
-    # Where they are not in a directory of this host, the run says so if they are gone.
+    # Checkpoints that are not on this host are not looked up: the run reports it if they are gone.
     if (storage := storage_of(settings.run_dir(job_id))) is not None:
         return f"{storage}/{rundir.CHECKPOINTS}"
     if settings.shared_runs is not None:
@@ -283,14 +285,14 @@ def _checkpoints(settings: Settings, job_id: str | None) -> Path | str | None:
 def _origin(settings: Settings, directory: Path, store: Store, spec: JobSpec) -> Lineage:
     """Return the origin of an attempt: in two cases the previous attempt's origin, otherwise the present one.
 
-    The first case is a previous attempt that died after writing its version: this attempt must complete that version,
-    not take it for its parent. The second is an origin, previous or present, that continues from a held version: the
+    The first case is a previous attempt that died after writing its version: this attempt must complete that version
+    and not use it as its parent. The second is an origin, previous or present, that continues from a held version: the
     rows trained so far build on the previous origin.
     """
     before: dict[str, Any] = {}
     written: list[dict[str, Any]] = []
     if spec.publish is not None and (directory / rundir.RUN_FILE).exists():
-        # A file cut by a crash of the machine, a damaged manifest: as if it were the first.
+        # If a crash truncated the file, or a manifest is damaged, this counts as the first attempt.
         with contextlib.suppress(OSError, ValueError):
             written = store.collection(spec.publish.collection).versions()
             before = json.loads((directory / rundir.RUN_FILE).read_text("utf-8"))

@@ -57,11 +57,11 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
         yield OutOfStep(
             "database",
             f"the store has versions whose jobs the database does not know: {_listed(strangers)}",
-            "the database is older than the store, or those jobs were deleted: the versions are whole and are served; "
+            "the database is older than the store, or those jobs were deleted: the versions are intact and are served; "
             "a warm start from one of them needs its run directory",
         )
     operator = _is_operator(client)
-    # Collections are one tenant's, while an operator that names none sees the jobs of all.
+    # Collections are those of one tenant, so jobs must be too: an operator who names no tenant sees all jobs.
     tenant_header = {HEADER: DEFAULT_TENANT} if operator else None
     lost = []
     for job in client.items("/jobs", LOOKED_AT, tenant_header, state="succeeded"):
@@ -73,9 +73,9 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
     if lost:
         yield OutOfStep(
             "store",
-            f"the database tells of versions that the store does not have: {_listed(lost)}",
-            "the store is older than the database: submit their specs again, or trigger their days; the numbers of "
-            "those versions are given out anew",
+            f"the database has publications of versions that the store does not have: {_listed(lost)}",
+            "the store is older than the database: submit their specs again, or trigger their dates; new versions "
+            "reuse the numbers of the missing ones",
         )
     forgotten = _forgotten_erasures(client.items("/audit", AUDIT_LOOKED_AT, tenant_header), erasures)
     if forgotten:
@@ -83,7 +83,7 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
             "erasures",
             f"the audit log has erasures that the store does not know: {_listed(forgotten)}",
             "the store is older than the database and may serve those ids again: erase them again before anything is "
-            "published, from your own record of them, as no id is kept in clear",
+            "published, from your own record of them, because the service stores only hashes of ids",
         )
     if not operator:
         return
@@ -93,7 +93,8 @@ def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
         yield OutOfStep(
             "runs",
             f"run directories of jobs that the database does not know: {_listed(orphans)}",
-            f"the database is older than they are: look whether one still runs, then keep or remove them ({runs})",
+            "the database is older than these directories: check whether one of their runs is still alive, then "
+            f"keep or remove them ({runs})",
         )
 
 
@@ -111,7 +112,7 @@ def _forgotten_erasures(
     for entry in reversed(done):
         name, at = entry["object"].split("/")[-2], datetime.datetime.fromisoformat(entry["at"])
         candidates = notes.get((name, entry["key_id"]), [])
-        # The note is written first, the entry with the answer: each entry takes the latest note before it.
+        # The collection's note is written before the audit entry: each entry matches the latest note before it.
         own_note = max((noted for noted in candidates if noted <= at), default=None)
         if own_note is None:
             forgotten.append(f"{name} at {entry['at']} by {entry['key_name']}")

@@ -41,16 +41,19 @@ PATIENCE_SECONDS = 3.0
 MAX_JOB_NAMES = 200
 """Most job names with metrics of their own, since users may choose a new name for each job."""
 _PROGRESS = {
-    "examples_per_second": ("evenkeel_run_examples_per_second", "Training examples a second."),
+    "examples_per_second": ("evenkeel_run_examples_per_second", "Training examples per second."),
     "step_seconds": ("evenkeel_run_step_seconds", "Mean time of a step."),
     "waited_seconds": ("evenkeel_run_waited_seconds", "Time that steps of this attempt waited for their batches."),
     "loss": ("evenkeel_run_loss", "Mean training loss of the epoch so far."),
-    "epoch": ("evenkeel_run_epoch", "Epoch under way, from 1."),
-    "files_behind": ("evenkeel_run_files_behind", "Files of a folder that is followed which are there and not begun."),
-    "seconds_behind": ("evenkeel_run_seconds_behind", "Since the oldest of what is there and not begun came."),
+    "epoch": ("evenkeel_run_epoch", "Current epoch, counted from 1."),
+    "files_behind": ("evenkeel_run_files_behind", "Files in the followed folder that are not yet begun."),
+    "seconds_behind": (
+        "evenkeel_run_seconds_behind",
+        "Age in seconds of the oldest file or message that is not yet begun.",
+    ),
     "late_files": ("evenkeel_run_late_files", "Files that came too late to be read."),
-    "messages_behind": ("evenkeel_run_messages_behind", "Messages of a topic that is followed which are not begun."),
-    "bad_rows": ("evenkeel_run_bad_rows", "Rows of a topic that were left out because they are bad."),
+    "messages_behind": ("evenkeel_run_messages_behind", "Messages of the followed topic that are not yet begun."),
+    "bad_rows": ("evenkeel_run_bad_rows", "Bad rows of the followed topic, which were left out."),
 }
 
 log = logging.getLogger("evenkeel")
@@ -70,7 +73,7 @@ async def of_service(settings: Settings, database: Database, store: Store, store
     If the database or the store's server does not answer, its gauges are left out.
     """
     families = of_disks(settings.home, settings.store_url)
-    # Those served by this process, in case the database is not asked.
+    # Tenants that this process has served, for the case that the database is not queried.
     known_tenants = [DEFAULT_TENANT, *store.namespaces()]
     if settings.role != "vectors":
         try:
@@ -85,7 +88,7 @@ async def of_service(settings: Settings, database: Database, store: Store, store
     answer = await asyncio.to_thread(store_health.answer, PATIENCE_SECONDS)
     if answer is None or answer.reached:
         return families + await asyncio.to_thread(of_store, store, known_tenants)
-    # Each collection would wait for the server.
+    # Every collection would wait for the server.
     return [*families, _damaged(store.damaged())]
 
 
@@ -96,9 +99,9 @@ async def of_database(database: Database) -> list[Metric]:
     async with database.read() as connection:
         counted = await connection.execute(sa.select(job.state, sa.func.count()).group_by(job.state))
         counts = {row[0]: row[1] for row in counted}
-        # A retry waits for its time, not for a place.
+        # A retry that is not due yet waits for its time, not for resources.
         due = sa.and_(job.state == "queued", sa.or_(job.not_before.is_(None), job.not_before <= now))
-        # One that is tried again has waited since it was due again, not since it was made.
+        # A retried job has waited since it became due again, not since it was created.
         since = sa.func.min(sa.func.coalesce(job.not_before, job.created_at), type_=tables.UtcTime)
         oldest = await connection.scalar(sa.select(since).where(due))
         beat = await connection.scalar(sa.select(sa.func.min(job.heartbeat_at)).where(job.state.in_(ACTIVE)))
@@ -114,11 +117,9 @@ async def of_database(database: Database) -> list[Metric]:
     return [
         jobs,
         _single("evenkeel_jobs_failed_last_hour", "Jobs that failed within the last hour.", failed or 0),
-        _single(
-            "evenkeel_queue_wait_seconds", "How long the first job that could start has waited.", _seconds(oldest, now)
-        ),
-        _single("evenkeel_heartbeat_age_seconds", "Age of the oldest sign of life of a run.", _seconds(beat, now)),
-        _single("evenkeel_scheduler_lag_seconds", "How late the latest due firing is.", max(0.0, _seconds(late, now))),
+        _single("evenkeel_queue_wait_seconds", "Longest wait of a job that could start.", _seconds(oldest, now)),
+        _single("evenkeel_heartbeat_age_seconds", "Longest time since a run's last sign of life.", _seconds(beat, now)),
+        _single("evenkeel_scheduler_lag_seconds", "Delay of the most overdue firing.", max(0.0, _seconds(late, now))),
         *_runs([dict(row) for row in active], now),
         figures,
     ]
@@ -126,10 +127,10 @@ async def of_database(database: Database) -> list[Metric]:
 
 def _runs(active: list[dict[str, Any]], now: datetime.datetime) -> list[Metric]:
     families = {
-        field: _gauge(name, f"{text} Of each run under way.", ["job", "name"])
+        field: _gauge(name, f"{text} One value per current run.", ["job", "name"])
         for field, (name, text) in _PROGRESS.items()
     }
-    lasted = _gauge("evenkeel_run_seconds", "Time since the first attempt of a run under way began.", ["job", "name"])
+    lasted = _gauge("evenkeel_run_seconds", "Time since the first attempt of each current run began.", ["job", "name"])
     for row in active:
         labels = [row["id"], qualified(row["tenant"], row["name"])]
         lasted.add_metric(labels, _seconds(row["started_at"], now))
@@ -159,7 +160,9 @@ async def _figures(connection: AsyncConnection, now: datetime.datetime) -> Metri
         for name, value in row["values"].items():
             if isinstance(value, int | float):
                 last[qualified(row["tenant"], row["name"]), row["split"], name] = float(value)
-    family = _gauge("evenkeel_job_metric", "Last epoch of the latest job of a name.", ["name", "split", "metric"])
+    family = _gauge(
+        "evenkeel_job_metric", "Last epoch's metrics of each job name's latest job.", ["name", "split", "metric"]
+    )
     for labels, value in last.items():
         family.add_metric(list(labels), value)
     return family
@@ -171,15 +174,21 @@ def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> 
     A collection that cannot be read is counted in a gauge of its own, and the other collections are still reported.
     """
     now = tables.now()
-    age = _gauge("evenkeel_collection_age_seconds", "Since the version served now was written.", ["collection"])
+    age = _gauge("evenkeel_collection_age_seconds", "Seconds since the version served now was written.", ["collection"])
     rows = _gauge("evenkeel_collection_rows", "Items in the version served now.", ["collection"])
     versions = _gauge("evenkeel_collection_versions", "Versions that are kept, by state.", ["collection", "state"])
     held = _gauge("evenkeel_collection_held", "Versions held in a row since the last switch.", ["collection"])
-    since = _gauge("evenkeel_collection_held_seconds", "Since the first of them was held; 0: none is.", ["collection"])
-    most = _gauge("evenkeel_collection_max_held", "How many of them call somebody (publish.gate).", ["collection"])
-    gate = _gauge("evenkeel_gate_value", "What the gate measured of the newest version.", ["collection", "metric"])
+    since = _gauge(
+        "evenkeel_collection_held_seconds", "Seconds since the first of these was held; 0 without any.", ["collection"]
+    )
+    most = _gauge(
+        "evenkeel_collection_max_held", "Number of versions held in a row that raises an alert.", ["collection"]
+    )
+    gate = _gauge("evenkeel_gate_value", "Measurements of the gate on the newest version.", ["collection", "metric"])
     failed = _gauge("evenkeel_gate_failed", "Checks that the newest version failed.", ["collection"])
-    unreadable = _gauge("evenkeel_collection_unreadable", "1: its manifests cannot be read.", ["collection"])
+    unreadable = _gauge(
+        "evenkeel_collection_unreadable", "1 if the collection's manifests cannot be read.", ["collection"]
+    )
     for name, collection in _collections(store, known_tenants):
         try:
             manifests = collection.versions()

@@ -119,7 +119,7 @@ def check_packages(version_of: Callable[[str], str] = importlib.metadata.version
         return
     if not torch.startswith(partner + "."):
         message = f"{pair}: fbgemm {fbgemm} is built for torch {partner}"
-        yield Check("abi", "fail", message, "run `make setup`: it installs a pair")
+        yield Check("abi", "fail", message, "run `make setup`, which installs a matching pair")
     else:
         yield Check("abi", "ok", pair)
 
@@ -137,7 +137,7 @@ def check_load() -> Iterator[Check]:
         )
     except subprocess.TimeoutExpired:
         message = f"loading torch and fbgemm took over {LOAD_SECONDS} seconds"
-        yield Check("load", "warn", message, "is the disk or the machine busy?")
+        yield Check("load", "warn", message, "check whether the disk or the machine is busy")
         return
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -148,10 +148,10 @@ def check_load() -> Iterator[Check]:
     if devices:
         yield Check("gpu", "ok", ", ".join(devices))
     elif shutil.which("nvidia-smi"):
-        message = "nvidia-smi is here, but torch sees no GPU: trains on CPU"
+        message = "nvidia-smi exists, but torch sees no GPU: jobs train on the CPU"
         yield Check("gpu", "warn", message, "`make setup EXTRA=cuda`, and check the driver")
     else:
-        yield Check("gpu", "ok", "none: trains on CPU")
+        yield Check("gpu", "ok", "none: jobs train on the CPU")
 
 
 def available_memory_bytes() -> int:
@@ -204,7 +204,7 @@ def check_executor() -> Iterator[Check]:
         settings = Settings.from_environment()
         executor = executor_class(settings)
     except ValueError as error:
-        yield Check("executor", "fail", str(error), "correct the variable that is named")
+        yield Check("executor", "fail", str(error), "correct the variable that the message names")
         return
     yield from executor.diagnose(settings)
 
@@ -235,7 +235,7 @@ def check_service() -> Iterator[Check]:
             yield Check("service", "fail", message, error.remedy or "see the service's log")
             return
         except ServiceError as error:
-            remedy = "another program has the port: `evenkeel serve --port N`, EVENKEEL_URL to match"
+            remedy = "another program uses the port: start `evenkeel serve --port N` and set EVENKEEL_URL to match"
             yield Check("port", "fail", error.message, remedy)
             return
         unwell = [f"{name} {status}" for name, status in (ready.get("checks") or {}).items() if status != "ok"]
@@ -256,7 +256,7 @@ def check_service() -> Iterator[Check]:
             for name, message, remedy in out_of_step(client, home() / "runs"):
                 yield Check(name, "warn", message, remedy)
         except ServiceError as error:
-            message = f"whether database and store are of one moment is not known: {error.message}"
+            message = f"could not check whether database and store are from the same moment: {error.message}"
             yield Check("database", "warn", message, error.remedy or "see the service's log")
 
 
@@ -264,7 +264,7 @@ def _port(url: str, error: Unreachable) -> Iterator[Check]:
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or {"https": 443}.get(parts.scheme, 80)
     if host not in ("127.0.0.1", "localhost", "::1"):
-        yield Check("service", "fail", error.message, "start it there, or correct EVENKEEL_URL")
+        yield Check("service", "fail", error.message, "start the service there, or correct EVENKEEL_URL")
         return
     try:
         with socket.create_connection((host, port), timeout=2):
@@ -273,10 +273,12 @@ def _port(url: str, error: Unreachable) -> Iterator[Check]:
         in_use = False
     if in_use:
         message = f"port {port} is taken by something that does not speak HTTP"
-        yield Check("port", "fail", message, "`evenkeel serve --port N`, EVENKEEL_URL to match")
+        yield Check("port", "fail", message, "start `evenkeel serve --port N` and set EVENKEEL_URL to match")
         return
     yield Check("port", "ok", f"port {port} is free")
-    yield Check("service", "warn", f"not running at {url}", "`evenkeel serve` starts it; `evenkeel train` needs none")
+    yield Check(
+        "service", "warn", f"not running at {url}", "`evenkeel serve` starts it; `evenkeel train` needs no service"
+    )
 
 
 def check_spec(path: Path) -> Iterator[Check]:
@@ -300,7 +302,7 @@ def check_spec(path: Path) -> Iterator[Check]:
     have = os.cpu_count() or 1
     placement = _placement()
     if cpus > have and placement.uses_this_host:
-        message = f"{path}: asks for {cpus:g} CPUs, {have} are here"
+        message = f"{path}: asks for {cpus:g} CPUs, but this machine has {have}"
         yield Check("spec", "fail", message, "lower resources.num_workers or cpus_per_worker")
         return
     yield Check("spec", "ok", f"{path}: job '{job.name}', {cpus:g} of {have} CPUs")
@@ -315,7 +317,7 @@ def _has_gpus(job: JobSpec, placement: Placement) -> Iterator[Check]:
     if problem is not None:
         yield Check("gpus", "fail", *problem)
     elif job.resources.gpus_per_worker:
-        seen = "one for each worker" if placement.gpus_are_visible else "asked for when a run starts in the cluster"
+        seen = "one for each worker" if placement.gpus_are_visible else "requested when a run starts in the cluster"
         yield Check("gpus", "ok", f"{job.resources.least_workers} GPUs, {seen}")
 
 

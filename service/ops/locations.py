@@ -28,7 +28,7 @@ def check_locations() -> Iterator[Check]:
     try:
         settings = Settings.from_environment()
     except ValueError as error:
-        yield Check("data", "fail", str(error), "correct the variable that is named")
+        yield Check("data", "fail", str(error), "correct the variable that the message names")
         return
     yield from check_modes(settings)
     yield from check_data_roots(settings)
@@ -91,7 +91,7 @@ def check_database(settings: Settings) -> Iterator[Check]:
 
     try:
         asyncio.run(asyncio.wait_for(answers(), DATABASE_SECONDS))
-    except Exception as error:  # of the driver, of the network, of the server: there is no common class
+    except Exception as error:  # errors of driver, network and server have no common class
         reason = str(error).splitlines()[0] if str(error) else f"no answer within {DATABASE_SECONDS:.0f} s"
         yield Check("database", "fail", f"{shown}: {reason}", "start the server, or correct EVENKEEL_DATABASE_URL")
     else:
@@ -126,9 +126,13 @@ def check_run_storage(settings: Settings) -> Iterator[Check]:
             whole = storage.read(name) == name.encode()
             storage.delete([name])
     except (StorageError, ValueError) as error:
-        yield Check("storage", "fail", f"{settings.run_storage}: {error}", "correct EVENKEEL_RUN_STORAGE, or its keys")
+        yield Check(
+            "storage", "fail", f"{settings.run_storage}: {error}", "correct EVENKEEL_RUN_STORAGE, or its credentials"
+        )
         return
     if whole:
-        yield Check("storage", "ok", f"{settings.run_storage} keeps what is put there")
+        yield Check("storage", "ok", f"{settings.run_storage} stores and returns files")
     else:
-        yield Check("storage", "fail", f"{settings.run_storage} gives back other bytes", "use another storage")
+        yield Check(
+            "storage", "fail", f"{settings.run_storage} returns other bytes than were written", "use another storage"
+        )

@@ -32,7 +32,7 @@ class Metrics:
         )
         self._seconds = Histogram(
             "evenkeel_http_request_seconds",
-            "Time to answer, the body included.",
+            "Time to answer a request, including the body.",
             ["method", "route"],
             buckets=SECONDS,
             registry=self.registry,

@@ -59,7 +59,7 @@ def interval_seconds() -> float:
 
 
 async def run(sender: export.MetricExporter, collect: Callable[[], Awaitable[Iterable[Metric]]]) -> None:
-    """Send what ``collect`` returns, at each interval, until cancelled; log a collector that cannot be reached."""
+    """Send the metrics of ``collect`` at each interval until cancelled; log it if the receiver cannot be reached."""
     from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, ResourceMetrics, ScopeMetrics
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -71,7 +71,7 @@ async def run(sender: export.MetricExporter, collect: Callable[[], Awaitable[Ite
         data = MetricsData([ResourceMetrics(resource=resource, scope_metrics=[scope], schema_url="")])
         if await asyncio.to_thread(sender.export, data) is not MetricExportResult.SUCCESS:
             raise ConnectionError(
-                "the OpenTelemetry collector did not take the metrics: see OTEL_EXPORTER_OTLP_ENDPOINT"
+                "the OpenTelemetry collector did not accept the metrics: check OTEL_EXPORTER_OTLP_ENDPOINT"
             )
 
     try:

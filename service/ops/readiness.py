@@ -60,8 +60,8 @@ async def _database(database: Database) -> str:
     try:
         async with asyncio.timeout(READY_SECONDS), database.read() as connection:
             await connection.execute(sa.text("SELECT version_num FROM alembic_version"))
-    except Exception as error:  # whatever the driver raises is the answer here, not a failure of the route
-        # Everybody may ask; where the database is and who asks for it as whom is for the log.
+    except Exception as error:  # any error of the driver is the answer here, not a failure of the route
+        # Anyone may read this, so the database's address and user appear only in the log.
         log.error("database: %s: %s", type(error).__name__, error)
         return "cannot be used: the service's log says why"
     return "ok"
@@ -72,5 +72,5 @@ def _disk(settings: Settings) -> tuple[disk.Level, str]:
         free_space = disk.space(settings)
     except OSError as error:
         log.error("disk: %s", error)
-        return "full", "EVENKEEL_HOME cannot be looked at: the service's log says why"
+        return "full", "EVENKEEL_HOME cannot be examined: the service's log says why"
     return free_space.level, free_space.message

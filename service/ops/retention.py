@@ -1,6 +1,6 @@
 """Removal of old data, once a day: ended jobs, their logs, checkpoints and events, firings, idempotency keys, sessions.
 
-Of several processes on one database or EVENKEEL_HOME, the process that claims the day's row in table ``sweep`` does the
+If several processes share a database or EVENKEEL_HOME, the one that claims the day's row in table ``sweep`` does the
 sweep. One sweep removes rows that belong to no home; each home has a sweep of its own for data of its jobs. A
 checkpoint stays, however old, while something could start from it: a version that is kept, a job that waits or runs, a
 schedule (docs/adr/0027-schedules-and-clocks.md).
@@ -125,7 +125,7 @@ async def _due_again(database: Database, name: str, now: datetime.datetime) -> A
 
 
 def _recent(began: datetime.datetime | None, now: datetime.datetime) -> bool:
-    # One that began in the future was reckoned by a clock that has been set back since.
+    # A start in the future comes from a clock that was set back afterwards.
     return began is not None and now - EVERY < began <= now
 
 
@@ -142,7 +142,7 @@ async def sweep_rows(database: Database, settings: Settings, now: datetime.datet
         "sessions": (tables.session, tables.session.c.expires_at < now),
     }
     counts = {}
-    for name, (table, old) in doomed.items():  # each a transaction of its own: none holds up others for long
+    for name, (table, old) in doomed.items():  # one transaction each, so that none blocks others for long
         async with database.write() if not dry_run else database.read() as connection:
             if dry_run:
                 query = sa.select(sa.func.count()).select_from(table).where(old)
@@ -176,7 +176,7 @@ async def sweep_home(
             if not dry_run:
                 try:
                     await job_records.delete(database, settings, job_id, sweeping=True)
-                except Problem:  # it was queued again, named by another, or deleted, a moment ago
+                except Problem:  # a moment ago it was queued again, named by another job, or deleted
                     continue
             swept = _sum(swept, removed)
             continue
@@ -195,7 +195,7 @@ async def sweep_home(
 
 
 async def _give_up(database: Database, settings: Settings, job_id: str, name: str) -> bool:
-    """Remove the folder ``name`` of an ended run; return False if the job is active, gone or about to be started from.
+    """Remove the folder ``name`` of an ended run; return False if the job is active, gone or needed by another.
 
     The folder is renamed while the job is locked, so that it can neither be queued again nor be named by another job.
     Then it is deleted file by file.
@@ -224,7 +224,7 @@ def _held(directory: Path, name: str) -> int | None:
     try:
         stored = stored_runs.num_bytes(directory, f"{name}/")
     except StorageError as error:
-        log.warning("%s: what its run storage holds is not known: %s", directory, error)
+        log.warning("%s: the size of its files in the run storage is unknown: %s", directory, error)
         return None
     return _size(directory / name) + stored if stored or (directory / name).is_dir() else None
 
@@ -236,7 +236,7 @@ async def needed_jobs(database: Database, settings: Settings, store: Store) -> s
         StoreError: A collection cannot be read.
     """
     async with database.read() as connection:
-        # Those of the jobs: an operator may act for one that has no key yet, or a job outlive what is known of keys.
+        # The tenants of all jobs, not of all keys: an operator may submit jobs for a tenant that has no key.
         owners = list(await connection.scalars(sa.select(tables.job.c.tenant).distinct()))
         named = await job_records.starts(connection)
         alive = list(await connection.scalars(sa.select(tables.job.c.id).where(tables.job.c.state.not_in(TERMINAL))))

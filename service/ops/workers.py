@@ -36,18 +36,18 @@ def run(num_workers: int, work: Callable[[], int]) -> int:
         nonlocal stopping
         stopping = True
         for pid in started:
-            # One that was waited for this very moment is in the list for a moment more.
+            # A worker that has just ended is still in the list for a moment.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
-    # What the workers share stays shared while the collector leaves it alone.
+    # The garbage collector does not touch frozen objects, so workers go on sharing their memory.
     gc.collect()
     gc.freeze()
     before = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
         while started or not stopping:
             while len(started) < num_workers and not stopping:
-                # Nobody may be told to stop between its birth and its entry in the list.
+                # A signal between the fork and the entry in the list would miss the new worker.
                 signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
                 parent = os.getpid()
                 pid = os.fork()
@@ -58,7 +58,7 @@ def run(num_workers: int, work: Callable[[], int]) -> int:
             if not started:
                 break
             pid, status = os.wait()
-            if pid not in started:  # an orphan that came to us as the first process of a container
+            if pid not in started:  # an orphan, adopted because this is the first process of a container
                 continue
             lived = time.monotonic() - started.pop(pid)
             if stopping:
@@ -66,7 +66,7 @@ def run(num_workers: int, work: Callable[[], int]) -> int:
             log.error("worker %d ended with %d after %.0f s", pid, os.waitstatus_to_exitcode(status), lived)
             quick_deaths = quick_deaths + 1 if lived < QUICK_SECONDS else 0
             if quick_deaths > MAX_QUICK_DEATHS:
-                log.error("workers end as soon as they start: see above for why")
+                log.error("workers end as soon as they start: the log lines above have the reason")
                 stop(signal.SIGTERM, None)
                 _wait_for(started)
                 return 1

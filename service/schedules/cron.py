@@ -24,7 +24,7 @@ MISSED_SEARCHED = 5000
 FREQUENT_DAYS = 31
 
 SET_FAR = datetime.timedelta(hours=3)
-"""Clock change from which it no longer counts as daylight saving: firings that it skips are dropped."""
+"""Smallest clock change that does not count as daylight saving: firings that it skips are dropped."""
 CHANGES_APART = datetime.timedelta(days=1)
 SECOND = datetime.timedelta(seconds=1)
 UTC = datetime.UTC
@@ -69,7 +69,7 @@ def _once_each(expression: str, zone: ZoneInfo, after: Instant) -> Iterator[Inst
 
     The first may lie before ``after``.
     """
-    # Minutes up to one that is left out, or shown twice, are those of the hours before.
+    # Begin a few hours earlier: a firing in minutes that a clock change skips or repeats may belong after ``after``.
     for wall in CronSim(expression, _wall(after, zone) - SET_FAR):
         at = (wall.replace(tzinfo=zone)).astimezone(UTC)
         if _wall(at, zone) != wall:
@@ -77,7 +77,7 @@ def _once_each(expression: str, zone: ZoneInfo, after: Instant) -> Iterator[Inst
             assert shown is not None
             change = _change(zone, wall - shown, at)
             if _wall(change, zone) - _wall(change - SECOND, zone) >= SET_FAR:
-                continue  # a whole day that a country left out: cron runs nothing of it
+                continue  # a country skipped a whole day, so its firings are dropped
             at = change
         yield at
 
@@ -87,7 +87,7 @@ def _at_matching_minutes(expression: str, zone: ZoneInfo, after: Instant) -> Ite
     begin = checked = after
     offset = _offset(after, zone)
     while True:
-        # Between two changes of the clock the wall is as far from UTC as it was.
+        # Between two clock changes the offset from UTC is constant.
         for wall in CronSim(expression, begin + offset):
             at = wall - offset
             while checked < at:

@@ -91,7 +91,9 @@ async def create(database: Database, connection: AsyncConnection, spec: Schedule
 def _check_catchup(catchup: Catchup, overlap: Overlap) -> None:
     """Raise 422 for catchup ``all`` unless overlap is ``queue``: else only one of the jobs due at once would run."""
     if catchup == "all" and overlap != "queue":
-        message = f"catchup all starts the jobs of all missed firings at once, and overlap {overlap} leaves one of them"
+        message = (
+            f"catchup all starts the jobs of all missed firings at once, but overlap {overlap} keeps only one of them"
+        )
         raise invalid(FieldProblem("catchup", message, "set overlap: queue, or catchup: last"))
 
 
@@ -118,7 +120,7 @@ async def change(connection: AsyncConnection, tenant: str, name: str, patch: Sch
             fit ``overlap``, or the time zone is unknown on this machine.
     """
     row = await get(connection, tenant, name, lock=True)
-    # A job is stored whole: what it leaves out stays as it is, whatever a later version's default.
+    # The job is stored with its defaults, so that a later version with other defaults does not change it.
     values = patch.model_dump(mode="json", include=patch.model_fields_set)
     if "job" in values:
         await job_records.check(connection, patch.job, tenant)
@@ -149,7 +151,7 @@ async def _miss_due(connection: AsyncConnection, row: ScheduleRow, now: datetime
         return
     try:
         due = cron.plan(row["cron"], row["timezone"], row["next_fire_at"], now, "none", 0).due
-    except ValueError:  # a time zone that this machine does not know: the change may mend it
+    except ValueError:  # an unknown time zone, which the change may correct
         return
     missed = []
     for at, _ in due:
@@ -177,7 +179,7 @@ def next_firings(row: ScheduleRow) -> list[datetime.datetime]:
     before = row["next_fire_at"] - datetime.timedelta(seconds=1)
     try:
         return list(itertools.islice(cron.firings(row["cron"], row["timezone"], before), NUM_SHOWN))
-    except ValueError:  # others of the list are shown all the same; the scheduler says what is the matter
+    except ValueError:  # other schedules are still listed; the scheduler reports the error
         return []
 
 
@@ -338,7 +340,7 @@ async def _start(connection: AsyncConnection, row: ScheduleRow, date: str) -> _S
         return _Started("failed", reason=str(error))
     if row["overlap"] == "replace":
         for job_id in active:
-            with contextlib.suppress(Problem):  # it has ended meanwhile: nothing of it is left to replace
+            with contextlib.suppress(Problem):  # the job has ended meanwhile
                 await job_records.cancel(connection, job_id)
     job = await job_records.create(connection, spec, dataset, row["tenant"], (row["id"], row["name"]))
     return _Started("started", job["id"])

@@ -36,9 +36,9 @@ async def run(database: Database, seconds: float, health: TaskHealth) -> None:
 async def look_again(database: Database, now: datetime.datetime) -> int:
     """Correct schedules at the start, and when the clock was set back; return how many were corrected.
 
-    A schedule whose next firing was computed by a clock that ran ahead would otherwise sleep until then. It does not
-    fire again for times at which it has fired. Firings in the future that were recorded as missed are removed, since
-    they were never missed.
+    A schedule whose next firing was computed by a clock that ran ahead would otherwise sleep until then. It never fires
+    twice for the same time. Firings in the future that were recorded as missed are removed, since they were never
+    missed.
     """
     table = tables.schedule
     ahead = sa.and_(table.c.paused.is_(False), table.c.next_fire_at > now)
@@ -50,7 +50,7 @@ async def look_again(database: Database, now: datetime.datetime) -> int:
             try:
                 following = cron.next_firing(row["cron"], row["timezone"], now)
             except ValueError:
-                continue  # it is told of when it is due
+                continue  # reported when the schedule is due
             assert row["next_fire_at"] is not None  # selected by it
             if following is not None and following < row["next_fire_at"]:
                 corrected += 1
@@ -78,8 +78,8 @@ async def fire_due(database: Database, now: datetime.datetime) -> int:
     for schedule_id, name in schedules:
         try:
             started += await _fire_one(database, schedule_id, now)
-        except Exception as failure:  # one schedule that cannot be understood must not hold up the others
-            failure.add_note(f"while schedule '{name}' ({schedule_id}) was to be fired")
+        except Exception as failure:  # an error in one schedule must not delay the others
+            failure.add_note(f"while firing schedule '{name}' ({schedule_id})")
             failures.append(failure)
     if failures:
         raise failures[0]

@@ -52,7 +52,7 @@ class Page(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The address of the frame's content, which the page's script requests again and again."""
+        """The address of the frame's content, which the page's script requests at intervals."""
         return source_of(self.address)
 
 

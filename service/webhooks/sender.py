@@ -36,7 +36,7 @@ LEASE = datetime.timedelta(seconds=60)
 CLOCKS_APART = datetime.timedelta(minutes=5)
 """Largest difference between the clocks of processes on one database."""
 WAITS_SECONDS = (10, 60, 300, 1800, 7200, 18000, 36000, 50400)
-"""Waits after failed attempts; after the last, some 32 hours on, a delivery is given up."""
+"""Waits after failed attempts; after the last one, about 32 hours later, a delivery is given up."""
 SHOWN_BYTES = 300
 SWEEP_SECONDS = 3600.0
 GONE = 410
@@ -89,7 +89,7 @@ class _Due(DeliveryRow):
 async def _take(database: Database) -> list[_Due]:
     now = tables.now()
     table, hook = tables.webhook_delivery, tables.webhook
-    # What lies further ahead than the wait after its attempt was reckoned by a clock that has been set back since.
+    # A time further ahead than the wait after its attempt comes from a clock that was set back afterwards.
     waits = [datetime.timedelta(seconds=seconds) for seconds in (0, *WAITS_SECONDS)]
     latest = [now + max(LEASE, wait) + CLOCKS_APART for wait in waits]
     set_back = sa.or_(*(sa.and_(table.c.attempt == made, table.c.next_at > at) for made, at in enumerate(latest)))
@@ -150,13 +150,13 @@ async def _deliver(
         log.warning("webhook %s, delivery %s: %s (%s)", row["webhook_id"], row["id"], error, outcome)
     count(outcome)
     async with database.write() as connection:
-        if status == GONE:  # first: a deletion locks the webhook before its deliveries
+        if status == GONE:  # the webhook first, because a deletion locks it before its deliveries
             hook = tables.webhook
             reason = "its address answered 410 Gone"
             await connection.execute(
                 hook.update().where(hook.c.id == row["webhook_id"]).values(paused=True, reason=reason)
             )
-        # By the lease: attempts count from 1 again where someone asks for the delivery once more.
+        # Found by its lease, because attempts count from 1 again if someone requests the delivery once more.
         same = sa.and_(table.c.id == row["id"], table.c.next_at == row["next_at"])
         await connection.execute(table.update().where(same).values(values))
 

@@ -80,7 +80,7 @@ async def create(database: Database, connection: AsyncConnection, tenant: str, s
         Problem: 409 if the tenant has MAX_WEBHOOKS already.
     """
     table = tables.webhook
-    await database.exclusive(connection, f"webhooks {tenant}")  # else two would count the same
+    await database.exclusive(connection, f"webhooks {tenant}")  # otherwise two requests could count the same
     count = await connection.scalar(sa.select(sa.func.count()).select_from(table).where(table.c.tenant == tenant))
     if (count or 0) >= MAX_WEBHOOKS:
         raise Problem(409, "too-many-webhooks", f"There are {count} webhooks already: delete one that nobody reads.")
@@ -133,7 +133,7 @@ async def tell(connection: AsyncConnection, tenant: str, event: Event, data: Map
     """Queue ``event`` for every webhook of the tenant that subscribes to it, in the caller's transaction."""
     table = tables.webhook
     query = sa.select(table.c.id, table.c.events).where(table.c.tenant == tenant, table.c.paused.is_(False))
-    # One that is being deleted is waited for: a delivery to it would fail the transaction.
+    # Wait for webhooks that are being deleted: a delivery to one would fail the transaction.
     for webhook_id, events in (await connection.execute(query.with_for_update(read=True, key_share=True))).all():
         if event in events:
             await enqueue(connection, webhook_id, event, data)
@@ -142,7 +142,7 @@ async def tell(connection: AsyncConnection, tenant: str, event: Event, data: Map
 async def enqueue(connection: AsyncConnection, webhook_id: str, event: Event, data: Mapping[str, Any]) -> DeliveryRow:
     """Queue one delivery, due at once."""
     now = tables.now()
-    # Instants as the API's answers have them.
+    # Times are formatted as in the API's responses.
     payload = to_jsonable_python({"type": event, "timestamp": now, "data": data})
     row: DeliveryRow = {
         "id": tables.new_id("delivery"),
@@ -171,7 +171,10 @@ async def ping(connection: AsyncConnection, tenant: str, webhook_id: str) -> Del
     waiting = (table.c.webhook_id == row["id"], table.c.event == "ping", table.c.next_at.is_not(None))
     count = await connection.scalar(sa.select(sa.func.count()).select_from(table).where(*waiting))
     if (count or 0) >= MAX_PINGS:
-        detail = f"{count} pings of this webhook have not arrived: its deliveries say why. Correct its address first."
+        detail = (
+            f"{count} pings of this webhook have not arrived: its list of deliveries shows the "
+            "errors. Correct its address first."
+        )
         raise Problem(429, "too-many-pings", detail, headers={"Retry-After": "60"})
     return await enqueue(connection, row["id"], "ping", {"webhook": row["id"]})
 

@@ -223,7 +223,7 @@ def test_a_cluster_that_does_not_answer_says_nothing_of_the_run(run_dir):
 @ray
 def test_a_wrong_token_says_nothing_of_the_run_either(ray_cluster, run_dir):
     executor = RayJobs(RayApi(ray_cluster.dashboard, "0" * 64), GRACE_SECONDS, entrypoint=COMMAND)
-    with pytest.raises(ExecutorUnavailable, match=r"does not take our token.*RAY_AUTH_TOKEN_PATH"):
+    with pytest.raises(ExecutorUnavailable, match=r"does not accept our token.*RAY_AUTH_TOKEN_PATH"):
         executor.launch(prepare(run_dir, "end"))
     assert not (run_dir / "begun").exists()
 

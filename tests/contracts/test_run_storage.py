@@ -152,7 +152,7 @@ def test_results_are_put_whole_under_their_own_names_and_nothing_over_them(stora
         raise AssertionError("not reached")
     (tmp_path / "other").mkdir()
     written_bytes(tmp_path / "other" / "manifest", b"another")
-    with pytest.raises(StorageError, match="another has put it meanwhile"):
+    with pytest.raises(StorageError, match="another process has put it"):
         put_results(storage, "models/one", tmp_path / "other", "manifest")
     fetch(f"{storage.uri}/models/none", tmp_path / "none")
     assert list((tmp_path / "none").iterdir()) == []
@@ -226,7 +226,7 @@ def test_a_folder_whose_files_were_swept_is_no_folder(storage: RunStorage, tmp_p
 def test_a_damaged_record_is_no_folder(storage: RunStorage, tmp_path: Path, record: bytes) -> None:
     folders = Folders(storage, "p")
     storage.put_if_absent("p/one.json", record)
-    with pytest.raises(StorageError, match=r"p/one\.json is not what was put there"):
+    with pytest.raises(StorageError, match=r"p/one\.json was changed after it was put there"):
         folders.read("one")
     folders.sweep()
     folders.remove("one")
@@ -318,6 +318,6 @@ def test_a_full_disk_leaves_nothing_half_fetched(storage: RunStorage, tmp_path: 
 def test_a_full_directory_keeps_what_it_has(tmp_path: Path) -> None:
     storage = open_storage(tmp_path.as_uri())
     storage.put_if_absent("a", b"a")
-    with full_disk(1 << 9), pytest.raises(StorageError, match="see that the directory is mounted and has room"):
+    with full_disk(1 << 9), pytest.raises(StorageError, match="check that the directory is mounted and has space"):
         storage.put_if_absent("b", bytes(1 << 10))
     assert storage.list("") == [StoredFile("a", 1)]

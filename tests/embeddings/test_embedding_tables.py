@@ -308,7 +308,7 @@ def test_tables_that_make_no_sense_are_refused(backend):
     with pytest.raises(ValueError, match=r"state_dtype must be one of"):
         EmbeddingTables([TableConfig("a", 5, 2, ("x",))], SGD(), backend=backend, state_dtype=torch.int8)
     for dtype, state in ((torch.float64, torch.float32), (torch.bfloat16, torch.float64)):
-        with pytest.raises(ValueError, match=rf"{state} beside rows of {dtype}: .* leave state_dtype out"):
+        with pytest.raises(ValueError, match=rf"{state} does not go with rows of {dtype}: .* leave state_dtype out"):
             EmbeddingTables([TableConfig("a", 5, 2, ("x",))], Adam(), backend=backend, dtype=dtype, state_dtype=state)
     with pytest.raises(ValueError, match="bounds must be 'fatal' or 'ignore', not 'wrap'"):
         EmbeddingTables([TableConfig("a", 5, 2, ("x",))], SGD(), backend=backend, bounds="wrap")

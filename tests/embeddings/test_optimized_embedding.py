@@ -108,5 +108,5 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
 
 
 def test_padding_elsewhere_is_refused() -> None:
-    with pytest.raises(ValueError, match="padding_idx 3: padding is row 0, or None"):
+    with pytest.raises(ValueError, match="padding_idx is 3: use 0 and number the ids from 1, or None"):
         OptimizedEmbedding(20, 4, padding_idx=3, optimizer=SGD(learning_rate=1.0))

@@ -37,7 +37,7 @@ def attempt(function: Callable[..., Result], *arguments: Any) -> tuple[Result | 
         return None, f"{error}: free space in this folder, or give one that every rank can write"
     except (ValueError, StorageError) as error:
         return None, str(error)
-    except Exception as error:  # Whatever it is: the other ranks wait to hear of it.
+    except Exception as error:  # any error: the other ranks wait for this rank's outcome
         return None, f"{type(error).__name__}: {error}"
 
 

@@ -1,8 +1,8 @@
-"""Checkpoints written while training goes on: a copy in memory, then a thread of its own that writes it.
+"""Checkpoints written in the background: the state is copied in memory, then a separate thread writes the copy.
 
-A save holds training up only for the copy (and for the previous save, if that is still being written: at most one is
-in flight). The thread does what :func:`trainer.checkpoint.format.save` does, over a process group of its own, so a
-checkpoint appears whole or not at all, and a process that is killed meanwhile leaves the previous one as it was.
+Training waits only for the copy, and for the previous save if that is still being written: there is at most one save
+at a time. The thread does what :func:`trainer.checkpoint.format.save` does, over a separate process group. So a
+checkpoint appears whole or not at all, and the previous checkpoint stays intact if the process is killed meanwhile.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ STAGED_COPIES = 1
 
 
 class BackgroundSaver:
-    """Saver of one checkpoint at a time in the background. Every rank makes, uses and closes it alike (*collective*).
+    """Saver of one checkpoint at a time in the background; all ranks use it in the same order (*collective*).
 
     Attributes:
         failed: True if the last save could not be written; the next call of :meth:`save`, :meth:`wait` or
             :meth:`close` raises the reason. Ranks may learn of it at different steps, so they should agree first.
-        stall_seconds: seconds for which the last :meth:`save` held its caller up.
+        stall_seconds: seconds that the caller of the last :meth:`save` had to wait.
         total_stall_seconds: the same, summed over all saves.
         num_saves: number of calls of :meth:`save` that began a save.
         staged_bytes: bytes of the copies in memory: STAGED_COPIES times this rank's rows and state. They are kept
@@ -82,7 +82,7 @@ class BackgroundSaver:
         start = time.perf_counter()
         self.wait()
         staged = [self._staged(table) for table in tables]
-        # The caller goes on changing these as well.
+        # The caller may change these while they are written.
         parts = {name: value.detach().to("cpu", copy=True) for name, value in dense.items()}
         keywords = {
             "tables": staged, "dense": parts, "extra": copy.deepcopy(dict(extra)), "attached": dict(attached or {}),
@@ -121,7 +121,7 @@ class BackgroundSaver:
             self._copies.clear()
             group, self._group = self._group, None
             if group is not None:
-                # Where a rank has died, Ray ends the groups of the others beneath them: torch refuses to do it twice.
+                # If a rank has died, Ray has already destroyed this group, and torch refuses to do so twice.
                 with contextlib.suppress(ValueError):
                     dist.destroy_process_group(group)
 
@@ -153,5 +153,5 @@ class BackgroundSaver:
     def _write(self, directory: Path, keywords: dict[str, Any]) -> None:
         try:
             self._path = save(directory, **keywords)
-        except BaseException as error:  # Whatever it is: the training thread must hear of it.
+        except BaseException as error:  # any error: the training thread must get it
             self._error, self.failed = error, True

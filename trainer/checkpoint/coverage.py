@@ -25,7 +25,7 @@ def check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
                 starts.setdefault(piece["row_start"], []).append(number)
                 ends.setdefault(piece["row_start"] + piece["row_count"], []).append(number)
         num_rows, dim = held[0]["num_rows"], held[0]["dim"]
-        # Down the rows, with the pieces that are open there: between two edges they must make up the columns.
+        # Go through the rows with the pieces that hold them: between two edges the pieces must make up all columns.
         active: dict[int, Mapping[str, Any]] = {}
         edges = sorted({0, num_rows, *starts, *ends})
         if edges[0] < 0 or edges[-1] > num_rows:

@@ -34,7 +34,7 @@ from trainer.checkpoint.remote_checkpoints import MANIFEST_FILE, View, put_files
 from trainer.runs.directory import WRITING
 from trainer.storage.folders import Folders
 
-# 1 knew neither columns nor attached files. It was never released, and is refused.
+# Version 1 had neither columns nor attached files. It was never released, and is refused.
 FORMAT_VERSION = 2
 DENSE_FILE = "dense.safetensors"
 # A table is written in pieces of about this size, so that saving needs little memory beside the table itself.
@@ -45,9 +45,9 @@ PIECE_BYTES = 256 * 2**20
 class TableShard:
     """A rectangle of one table that a rank holds: consecutive rows, with all of their columns or consecutive columns.
 
-    ``weight`` is [rows, columns]. ``state`` has optimizer state by name. A 2-D tensor of it has the same shape. A 1-D
-    tensor, [rows], holds one value for each row and is the same in all column pieces of a row. The rectangle begins at
-    ``row_start`` and ``column_start`` of the table, which has ``num_rows`` rows and ``dim`` columns. If ``dim`` is
+    ``weight`` is [rows, columns]. ``state`` has optimizer state by name: a 2-D tensor has the shape of ``weight``; a
+    1-D tensor, [rows], holds one value for each row and is the same in all column pieces of a row. The rectangle begins
+    at ``row_start`` and ``column_start`` of the table, which has ``num_rows`` rows and ``dim`` columns. If ``dim`` is
     None, the table has as many columns as ``weight``.
     """
 
@@ -125,7 +125,7 @@ def save(
             outcome = attempt(_finish, temporary, contents, keep_last, fence, folders)
         return directory / from_rank_0(outcome, where, group)
     finally:
-        # Where all went well it has another name, or lies in the storage.
+        # After a success the folder has its final name, or its files are in the storage.
         if rank == 0 or folders is not None:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -148,7 +148,7 @@ def _write_rank(
     """Write this rank's rows, and put them into the storage, if any; return one manifest entry per file."""
     if folders is None:
         return _write_shards(temporary, rank, tables)
-    # On this host perhaps no other rank has made it.
+    # The ranks that created it may all be on other hosts.
     temporary.mkdir(parents=True, exist_ok=True)
     entries = _write_shards(temporary, rank, tables)
     put_files(folders, _token(temporary), temporary, entries)
@@ -191,7 +191,7 @@ def _state_to_write(table: TableShard) -> dict[str, Tensor]:
     State with one value for each row is written only with the piece that has the first column.
 
     Raises:
-        ValueError: the columns are split, and a state is one float for each row: each piece would have another.
+        ValueError: the columns are split, and a state has one float for each row, which would differ between pieces.
     """
     whole = table.weight.shape[1] == table.num_columns
     for name, value in table.state.items():
@@ -242,8 +242,8 @@ def _finish(
     fsync_path(temporary)
     names = [path.name for path in checkpoints_in(temporary.parent)]
     final = temporary.parent / new_name(step, names)
-    # Chosen before the rename: a process that is stopped after it, and wakes when another attempt has gone on from this
-    # checkpoint, must not take what that one wrote for steps that it has turned back from itself.
+    # Chosen before the rename: this process may be stopped after it, and wake up when another attempt has continued
+    # from this checkpoint. It must not delete what that attempt wrote for later steps.
     replaced = replaced_by(final.name, names, keep_last)
     fence()
     os.rename(temporary, final)
@@ -375,7 +375,7 @@ class Checkpoint:
             first, last = max(row_start, shard["row_start"]), min(row_end, shard["row_start"] + shard["row_count"])
             left = max(column_start, shard["column_start"])
             right = min(column_end, shard["column_start"] + shard["column_count"])
-            # The piece of the first columns also has what is one value for each row.
+            # Only the piece with the first column has the state with one value for each row.
             if first >= last or (left >= right and shard["column_start"] > 0):
                 continue
             rows = slice(first - shard["row_start"], last - shard["row_start"])
@@ -395,7 +395,7 @@ class Checkpoint:
     ) -> dict[str, Tensor]:
         """Return uninitialized tensors by stored name, of the stored dtypes, for weight and state of a table's rows."""
         left = [shard for shard in shards if shard["column_start"] == 0]
-        # A file that is read anyway, where there is one.
+        # Prefer a file that is read anyway.
         read = (one for one in left if one["row_start"] < row_end and row_start < one["row_start"] + one["row_count"])
         whole, num_rows = next(read, left[0]), row_end - row_start
         with self._open(whole["file"]) as file:
@@ -427,8 +427,8 @@ def latest_valid(directory: Path | str) -> Checkpoint | None:
     """Return the newest checkpoint of a folder whose every byte is as written, or None; warn of each damaged newer one.
 
     Raises:
-        FormatVersionError: a checkpoint newer than the first valid one has another format version. It may be sound,
-            and a run that went on without it would sooner or later remove it.
+        FormatVersionError: a checkpoint newer than the first valid one has another format version. It may be valid,
+            and a run that continued from an older one would sooner or later remove it.
     """
     for path in checkpoints_in(Path(directory)):
         try:
@@ -467,11 +467,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         unchanged = False
     if not unchanged:
-        raise CheckpointError(f"{file} was changed or truncated after it was written: its sha256 is not its own")
+        raise CheckpointError(f"{file} was changed or truncated after it was written: its sha256 is not the stated one")
     if body["format_version"] != FORMAT_VERSION:
         raise FormatVersionError(
             f"{path} has format version {body['format_version']}, this version reads {FORMAT_VERSION}: use the version "
-            "of evenkeel that wrote it, or train anew in another run directory"
+            "of evenkeel that wrote it, or start the training again in another run directory"
         )
     if any(Path(entry["file"]).name != entry["file"] for entry in _entries(body)):
         raise CheckpointError(f"{file} names files outside its directory: it was not written by evenkeel")

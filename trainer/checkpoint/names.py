@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# A step saved once more (a resume comes by it again) gets a suffix, so that no rename has to replace anything.
+# If a resumed run saves a step again, the name gets a suffix, so that no rename replaces a checkpoint.
 _NAME = re.compile(r"^step-(\d{12})(?:\.(\d+))?$")
 
 

@@ -46,7 +46,7 @@ class _Record:
         extra = checkpoint.extra
         for one in fields(cls):
             if one.name not in extra and one.default is MISSING and one.default_factory is MISSING:
-                raise CheckpointError(f"{checkpoint.path} does not say its {one.name}: it is not of a training job")
+                raise CheckpointError(f"{checkpoint.path} has no {one.name}: it was not written by a training job")
         return cls(**{one.name: extra[one.name] for one in fields(cls) if one.name in extra})
 
     def to_extra(self) -> dict[str, Any]:

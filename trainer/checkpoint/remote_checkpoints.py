@@ -62,13 +62,13 @@ def put_record(
     files[MANIFEST_FILE] = content_of(folder / MANIFEST_FILE)
     names = folders.names()
     name = new_name(step, names)
-    # Chosen before the record is put, for the same reason as where checkpoints are directories.
+    # Chosen before the record is put, for the same reason as in trainer.checkpoint.format.
     replaced = replaced_by(name, names, keep_last)
     fence()
     if not folders.commit(StoredFolder(name, token, files)):
         raise CheckpointError(f"{folders}/{name} was written by another attempt meanwhile: end all but one")
     for each in replaced:
-        # The next save comes by those that are left.
+        # The next save removes those that are left.
         with contextlib.suppress(StorageError):
             folders.remove(each)
     return name

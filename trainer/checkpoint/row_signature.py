@@ -1,9 +1,9 @@
 """Meaning of the stored rows of a checkpoint: the optimizer that trained them, its schedule, and their dtypes.
 
 Rows are stored as they were when they were last touched. Their deferred updates are computed when they are read
-(:mod:`embeddings.optim.deferred_update`), from the optimizer's settings. With other settings every row would at once
-have other values, which nobody trained. So a checkpoint records the settings, and a model with other settings does not
-load it.
+(:mod:`embeddings.optim.deferred_update`), from the optimizer's settings. With other settings every row would be
+read with values that do not result from training. So a checkpoint records the settings, and a model with other
+settings does not load it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from embeddings.optim import RowOptimizer
     from embeddings.sharding import TableSettings
 
-# Sums of many logarithms: another version of numpy may round them otherwise.
+# Tolerance of sums of many logarithms, which another version of numpy may round differently.
 _TOLERANCE = 1e-9
-# Steps whose learning rates are computed at a time.
+# Number of steps whose learning rates are computed at a time.
 _BLOCK = 1 << 16
 
 
@@ -51,7 +51,7 @@ def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, An
         **{
             field.name: _word(getattr(optimizer, field.name))
             for field in dataclasses.fields(optimizer)
-            # They came after checkpoints had been written.
+            # Fields that were added after the first checkpoints are left out if they have their default.
             if (field.name, getattr(optimizer, field.name)) not in (("decay", "at_read"), ("epoch_steps", None))
         },
     }

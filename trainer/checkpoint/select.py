@@ -107,15 +107,15 @@ def _best(run: Run) -> Checkpoint:
             raise
         except CheckpointError:
             continue
-        # Its epoch has just been evaluated, and nothing of the next one is in it.
+        # Only a checkpoint that was written right after its epoch's evaluation, before the next epoch began.
         if position.evaluated and not position.loss_count:
             there[position.evaluated] = path
     if best not in there:
         kept = ", ".join(f"epoch {epoch} ({metric} {epochs.get(epoch, math.nan):.5f})" for epoch in sorted(there))
         raise CheckpointError(
             f"epoch {best} was the best ({metric} {epochs[best]:.5f}), and its checkpoint is not kept (there are "
-            f"{kept or 'none of whole epochs'}): use last or a step, and for the next run set checkpoint.every_steps "
-            "to the steps of an epoch and keep_last to the number of epochs"
+            f"{kept or 'none at the end of an epoch'}): use last or a step, and for the next run set "
+            "checkpoint.every_steps to the steps of an epoch and keep_last to the number of epochs"
         )
     return _whole(there[best])
 

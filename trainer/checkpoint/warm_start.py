@@ -1,9 +1,9 @@
 """Warm start (``init_from``): a job that continues from another job's last checkpoint, its parent.
 
-Rows of known ids keep weight, moments and last_update_step, the step counter goes on, and the MLP with its optimizer is
-taken over: a row that was idle since the old job still gets its decay. Rows of new ids start from
-hash(id, seed), or as the job's init says; ids unseen for too long lose their rows (docs/adr/0045). The map from rows to
-ids is part of the checkpoint.
+Rows of known ids keep weight, moments and last_update_step. The step counter continues, so a row that was idle since
+the parent job still gets its decay. The MLP and its optimizer are taken over. Rows of new ids start from hash(id,
+seed), or as the job's init says; ids unseen for too long lose their rows (docs/adr/0045). The map from rows to ids is
+part of the checkpoint.
 """
 
 from __future__ import annotations
@@ -240,13 +240,13 @@ def trained_optimizer(record: TrainingRecord) -> RowOptimizer:
         CheckpointError: this version no longer knows that optimizer or its settings.
     """
     stored = dict(read(record.job, JobSpec, "optimizer"))
-    # What alpha came to is the record's, whatever word the spec had for it.
+    # The record has the resolved alpha, whatever the spec says.
     names = {Optimizer.old_names.get(name, name): value for name, value in stored.items() if name != "alpha"}
     try:
         settings = Optimizer.model_validate(with_former_defaults({"optimizer": names})["optimizer"])
     except ValidationError as error:
         told = "; ".join(str(problem) for problem in problems_of(error.errors(include_url=False)))
         raise CheckpointError(
-            f"optimizer: the parent's is not of this version: {told}; or leave init_from out"
+            f"optimizer: this version does not know the parent's: {told}; or leave init_from out"
         ) from None
     return row_optimizer(settings, record.alpha, record.epoch_steps)

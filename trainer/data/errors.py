@@ -30,11 +30,11 @@ class DataAwayError(DataError):
 
 
 class Stopped(Exception):
-    """Nobody wants the rows any more."""
+    """Reading was stopped because the rows are no longer needed."""
 
 
 class DataMemoryError(DataError):
-    """Rows could not be read for lack of memory; nothing is said against them."""
+    """Rows could not be read for lack of memory; the rows themselves may be valid."""
 
     code = "out_of_memory"
 

@@ -1,4 +1,4 @@
-"""Prefetching: what a loop will need next is made in one thread while the loop works. Torch-free."""
+"""Prefetching: a thread makes the next items of a loop while the loop works. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _END = object()
 class Prefetched(Generic[T], Iterator[T]):
     """``make(start)`` ... ``make(stop - 1)`` in this order, at most ``depth`` of them ahead of the reader.
 
-    Making begins with the first item that is asked for, or with :meth:`begin`. Errors of ``make`` are raised to the
-    reader in their place, and StopIteration ends the items. The thread ends with the last item, with :meth:`close`, and
-    when nobody refers to this object any more; ``on_close`` is called then, to end what ``make`` waits for.
+    The first item is made when it is asked for, or after :meth:`begin`. An error of ``make`` is raised to the reader at
+    the position of its item; StopIteration ends the items. The thread ends with the last item, with :meth:`close`, or
+    when this object is garbage-collected. ``on_close`` is called then, to interrupt a wait in ``make``.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Prefetched(Generic[T], Iterator[T]):
         self._next: tuple[object, Any] | None = None
         self._stopped = threading.Event()
         self._on_close = on_close
-        # The thread must not refer to this object, or nobody would ever be the last one.
+        # The thread must not refer to this object, which otherwise would never be garbage-collected.
         arguments = (make, start, stop, self._ready, self._stopped)
         self._thread = threading.Thread(target=_work, args=arguments, name="evenkeel-batches", daemon=True)
         weakref.finalize(self, _stop, self._stopped, on_close)
@@ -48,7 +48,7 @@ class Prefetched(Generic[T], Iterator[T]):
         return self
 
     def wait(self, seconds: float) -> bool:
-        """Return True if the next item is there, or the end, after at most so long."""
+        """Return True if the next item, or the end, is there within this many seconds."""
         if self._next is None and not self._stopped.is_set():
             self.begin()
             with contextlib.suppress(queue.Empty):
@@ -69,7 +69,7 @@ class Prefetched(Generic[T], Iterator[T]):
         return value
 
     def close(self) -> None:
-        """End the thread and wait for it, at most for the item that it is making now; no more items come."""
+        """End the thread, and wait for the item that it is making; no more items come."""
         _stop(self._stopped, self._on_close)
         self._next = None
         with contextlib.suppress(queue.Empty):
@@ -80,7 +80,7 @@ class Prefetched(Generic[T], Iterator[T]):
 
 
 def read_ahead(items: Iterator[T], depth: int = 1, on_close: Callable[[], None] = lambda: None) -> Prefetched[T]:
-    """Return the items of an iterator, which one thread asks for while the reader is busy with those before."""
+    """Return the items of an iterator, which a thread reads ahead while the reader works."""
     return Prefetched(lambda number: next(items), 0, sys.maxsize, depth, on_close)
 
 

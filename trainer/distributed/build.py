@@ -84,7 +84,7 @@ def build(
     published = None if job.publish is None else next(k.table for k in data.keys if k.name == job.publish.feature)
     shape = RowShape.made(len(data.tasks), numbers, data.vectors, item_ids, published)
     graphs = {name: (graph["table"], graph["edges"]) for name, graph in data.graphs.items()}
-    # On one rank nothing is split, so whole tables, which swap inside the lookup; on several the planner decides.
+    # On one rank tables are whole, and ids are swapped inside the lookup; on several ranks the planner decides.
     whole = {table.name: "table_wise" for table in tables} if dist.get_world_size() == 1 else {}
     plan = PlanRequest(
         {**whole, **job.sharding},
@@ -157,7 +157,7 @@ def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
     out: trainer.distributed.dynamic_tables swaps their ids.
     """
     names = {key.name for key in data.keys}
-    # Those of dynamic tables swap among the rows that are somebody's (trainer.distributed.dynamic_tables).
+    # Ids of dynamic tables are swapped among the rows in use (trainer.distributed.dynamic_tables).
     grows = {key.name for key in data.keys if key.table in job.tables and job.tables[key.table].id_map is not None}
     names -= grows
     graphs = {name: data.graph(name) for name in data.graphs}
@@ -168,7 +168,7 @@ def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
         restart = None if sse.walk is None else sse.walk.restart
         graph = None if sse.graph is None else graphs[sse.graph]
         config = SSEConfig(sse.probability, graph, sse.rho, restart, sse.include_unknown)
-        # Negatives follow the feature that they are drawn for, but where they are targets and it is not.
+        # Negatives are swapped like the feature that they are drawn for, unless only the negatives are targets.
         targets = MODELS[job.model.kind].targets
         sides = [feature] if feature not in targets and feature + NEGATIVE_SUFFIX in targets else []
         configs |= {name: config for name in sides or (feature, feature + NEGATIVE_SUFFIX) if name in names}

@@ -327,7 +327,7 @@ def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[
             continue  # of a feature that a warm start adds
         path = checkpoint.attached(state_file(table))
         if path is None:
-            raise CheckpointError(f"{checkpoint.path}: table '{table}' did not grow when it was written")
+            raise CheckpointError(f"{checkpoint.path}: table '{table}' was not dynamic when it was written")
         by_table[table] = load_file(path)
     return by_table
 

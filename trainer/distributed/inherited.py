@@ -66,7 +66,7 @@ class InheritedCheckpoint(Checkpoint):
         tables = TablesRecord.of(parent)
         self._birth_step, self._steps = tables.birth_step, tables.completed_steps
         if self._settled:
-            # What the stored rows meant: they are read by it here, and mean what the job's own do after.
+            # Drop the signature of the stored rows: :meth:`read_rows` converts them to rows of the job's optimizer.
             self.extra = {name: value for name, value in self.extra.items() if name != "rows"}
         self._names = {former: name for name, former in self.inheritance.features.items()}
         of_parent = dataset_of(parent) or dataset
@@ -83,10 +83,12 @@ class InheritedCheckpoint(Checkpoint):
         if self._settled:
             self.optimizer_notes.append(
                 f"init_from: the row optimizer has other settings ({', '.join(self._settled)}): rows are brought to "
-                f"the parent's step {self._steps} by its own, and idle from there"
+                f"the parent's step {self._steps} with the parent's settings, and are idle from there"
             )
         if not self._keeps_dense_moments:
-            self.optimizer_notes.append("init_from: dense_optimizer is of another kind, and begins without moments")
+            self.optimizer_notes.append(
+                "init_from: dense_optimizer has another kind than the parent's, and begins without moments"
+            )
 
     @property
     def tables(self) -> dict[str, int]:
@@ -127,7 +129,7 @@ class InheritedCheckpoint(Checkpoint):
         ``row_start``: number of the first of these consecutive rows in the parent's table.
         """
         (before, after), width = self.inheritance.embedding_dim, self._job.model.table_columns(table)
-        # Vectors lie side by side (item2vec), and a weight of an id is behind its vector.
+        # Rows may hold vectors side by side (item2vec), and the weight of an id after its vector.
         part, column = np.divmod(np.arange(width), after)
         known = torch.from_numpy(column < before)
         drawn = self.inheritance.drawn
@@ -177,7 +179,7 @@ class InheritedCheckpoint(Checkpoint):
         here = EmbeddingTables([config], after)
         here.load("rows", values, moved)
         here.completed_steps = steps
-        # A row may be stored ahead of what it reads as. It reads as itself less what its moments alone decide.
+        # Reading subtracts movement that is still to come, which depends only on the moments: add it to what is stored.
         return 2 * values - here.read("rows"), moved
 
     def _state_shape(self, name: str, count: int, dim: int) -> list[int]:
@@ -192,7 +194,7 @@ class InheritedCheckpoint(Checkpoint):
             before = self._passing_on(name) if old is None else saved[MODEL + old]
             axes = [here.get(name, {}).get(number) or _counted(number, size) for number, size in enumerate(fresh.shape)]
             if before is None:
-                # As if the parent had it, for none of its features.
+                # Treat it as a parameter that the parent had, but for none of its features.
                 axes_before = [Axis(()) if number in here.get(name, {}) else axis for number, axis in enumerate(axes)]
                 stored = fresh.new_zeros([len(axis.names) for axis in axes_before])
                 begins = torch.zeros_like(fresh) if self._is_silent_projection(name) else fresh
@@ -265,7 +267,7 @@ class InheritedCheckpoint(Checkpoint):
 
     def _renamed(self, features: tuple[str, ...]) -> tuple[str, ...]:
         found = tuple(self._names.get(name, name) for name in features)
-        # Names of pairs are in alphabetical order, those of products with other layers in that of the layers.
+        # Names of pairs are sorted; names of products with other layers keep the order of the layers.
         return tuple(sorted(found)) if len(features) == 2 and features == tuple(sorted(features)) else found
 
     def _renamed_parameter(self, name: str) -> str:
@@ -321,9 +323,7 @@ def _deepened(before: nn.Module, after: nn.Module) -> tuple[dict[str, str], dict
             if all(size >= least for size, least in zip(sizes, passed, strict=True)):
                 break
         else:
-            raise ValueError(
-                f"init_from: layers {sizes} of {path} cannot go on from {former_sizes}: leave init_from out"
-            )
+            raise ValueError(f"init_from: layers {sizes} of {path} cannot continue {former_sizes}: leave init_from out")
         moved |= {name: layers[first + more + number][0] for number, (name, _) in enumerate(former[first:])}
         added |= dict.fromkeys((name for name, _ in layers[first : first + more]), former_sizes[first - 1])
     return moved, added

@@ -157,7 +157,7 @@ def _planner(
         batch_size=workload.samples_per_rank,
         constraints=constraints,
         enumerator=EmbeddingEnumerator(topology, workload.samples_per_rank, constraints, estimator=[cost]),
-        # What is given to it is for tables alone.
+        # The given memory is for tables alone, so nothing is reserved.
         storage_reservation=FixedPercentageStorageReservation(percentage=0.0),
     )
 

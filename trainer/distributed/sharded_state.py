@@ -89,7 +89,7 @@ class ShardedState:
 
     @cached_property
     def _dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        # Looked for once: every step asks several times, and a walk through TorchRec's modules takes .2 ms.
+        # Computed once: every step asks several times, and a walk through TorchRec's modules takes .2 ms.
         return [(name, p) for name, p in self.module.named_parameters() if not self._of_tables(name)]
 
     def local_pieces(self) -> list[LocalPiece]:
@@ -270,7 +270,7 @@ class ShardedState:
                 )
         settings = self._sharded.settings
         record = TablesRecord.of(checkpoint)
-        # A warm start may change what no stored row depends on.
+        # A warm start may change settings that no stored row depends on.
         fields = None if parent_rows is None else deferred_update_fields(settings.optimizer)
         differ = differences(record.rows, row_signature(settings, record.completed_steps), fields)
         if differ:
@@ -386,6 +386,6 @@ def _problem(function: Callable[..., None], *arguments: Any) -> str | None:
         function(*arguments)
     except (CheckpointError, ValueError) as error:
         return str(error)
-    except Exception as error:  # Whatever it is: the other ranks wait to hear of it.
+    except Exception as error:  # any error: the other ranks wait for this rank's outcome
         return f"{type(error).__name__}: {error}"
     return None

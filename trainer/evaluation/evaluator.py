@@ -298,7 +298,7 @@ class Evaluator:
         if columns is None:
             return None
         all_ranks = Ranks(*columns)
-        # Users ascending on every rank, and ranks hold consecutive shares of them.
+        # Users ascend on every rank, and ranks hold consecutive ranges of users.
         users = np.searchsorted(all_ranks.relevant_users, all_ranks.users)
         alone = None if all_ranks.sampled is None else Ranking.of_single(all_ranks.sampled)
         return Rankings(all_ranks.relevant_users, Ranking(all_ranks.ranks, users, all_ranks.num_relevant), alone)

@@ -108,9 +108,9 @@ class HeldOut:
         self.num_relevant = np.bincount(self.relevant // len(self.items), minlength=len(self.users)) + misses
 
     def _positives(self, split: str) -> tuple[Int64s, Int64s, Int64s]:
-        """Return (user rows, candidate positions) of a split's positives, and user rows of positives without candidate.
+        """Return (user rows, candidate positions) of a split's positives, and user rows of other positives.
 
-        The latter are positives whose item is no candidate.
+        The other positives are those whose item is no candidate.
         """
         data = self._data
         users = np.asarray(data.column(split, self.user_key)).astype(np.int64)
@@ -234,7 +234,7 @@ def _ranks(
         queries = queries_of(own)
         if not len(own):
             continue
-        # Always the same shape: how a product is summed may depend on it, and ranks have blocks of their own.
+        # Always the same shape: the order of summation may depend on it, and blocks differ between ranks.
         padded = queries.new_zeros(size, queries.shape[1])
         padded[: len(own)] = queries
         scores = (padded @ candidates.T)[: len(own)]
@@ -276,7 +276,7 @@ def ranks_of_relevant(
     user, target = user[order], target[order]
     starts = np.flatnonzero(np.r_[True, user[1:] != user[:-1]]) if len(user) else np.empty(0, np.int64)
     lengths = np.diff(np.append(starts, len(user)))
-    # Relevant items of equal score take consecutive ranks, behind the others of that score.
+    # Relevant items of equal score have consecutive ranks, after all other items of that score.
     new = np.r_[True, (user[1:] != user[:-1]) | (target[1:] != target[:-1])] if len(user) else np.empty(0, bool)
     block = np.cumsum(new) - 1
     last_of_block = np.append(np.flatnonzero(new)[1:], len(user)) - 1
@@ -288,7 +288,7 @@ def ranks_of_relevant(
         at = starts[active] + number
         rows = scores if len(active) == len(scores) else scores[torch.from_numpy(user[at]).to(scores.device)]
         goal = torch.from_numpy(target[at]).to(scores.device)
-        # Itself is not below itself.
+        # Less one, because the item itself is not below itself.
         above = rows.shape[1] - _num_below(rows, goal) - 1
         ranks[at] = above - ties_after[at]
         number += 1

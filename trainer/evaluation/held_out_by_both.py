@@ -47,11 +47,11 @@ def splits_of_both(job: JobSpec, dataset: DatasetSpec, data: PreparedData, serve
     """Return the held-out splits of the job none of whose rows the served model was trained on.
 
     - ``random``: both jobs hold out the same (user, item) pairs, if the shares of this job are no larger.
-    - ``time``: rows of this job are held out from a time on from which the served version's job held out rows too.
+    - ``time``: this job's held-out rows begin no earlier than those of the served version's job.
     - ``per_user_last``: a user's last rows are new, or were held out before, if this job holds out no more of them.
-    - ``column``: nothing is known of the served version's rows.
+    - ``column``: never, because the split of the served version's rows is unknown.
 
-    With early stopping, the model was chosen by validation rows: then only test rows are compared.
+    With early stopping, validation rows chose the model's epoch: then only test rows are compared.
 
     Raises:
         NotComparableError: there is no such split.
@@ -59,7 +59,7 @@ def splits_of_both(job: JobSpec, dataset: DatasetSpec, data: PreparedData, serve
     record, split = TrainingRecord.of(served), job.evaluation.split
     before = Split.model_validate(read(read(record.job, JobSpec, "evaluation"), Evaluation, "split"))
     there = [name for name in HELD_OUT if data.num_examples[name]]
-    if job.regularizers.early_stopping is not None and "test" in there:
+    if job.early_stopping is not None and "test" in there:
         there = ["test"]
     if not there:
         raise NotComparableError("the job holds no rows out")
@@ -82,8 +82,8 @@ def _same_pairs(
 ) -> list[str]:
     if not all(one is not None and _has_pairs(one) for one in datasets):
         raise NotComparableError(
-            "a random split holds the same rows out every day if they have features user and item of columns, and "
-            "these have not"
+            "a random split holds out the same rows every day only if the features user and item read columns, which "
+            "they do not"
         )
     largest = before.validation + before.test + 1e-9
     shares = {"test": split.test, "validation": split.test + split.validation}

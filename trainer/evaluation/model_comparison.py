@@ -66,14 +66,14 @@ def differences(
     try:
         inherited = InheritedCheckpoint(served, job, dataset, sharded)
     except (ValueError, CheckpointError) as error:
-        # What is remedied on a warm start needs no remedy here.
+        # Without the remedy, which is for warm starts.
         raise NotComparableError(str(error).partition(": use ")[0]) from None
     where = _rows_by_start(job, data, dynamic_rows, inherited) if is_start else _rows_by_id(job, data, inherited)
     chosen = choose(data, splits_of_both(job, dataset, data, served), where.known)
     scorer = scorer_of(job, dataset, data, evaluator, dynamic_rows, chosen, where.known)
     sharded.eval()
     candidate, ranked = scorer.score(), scorer.ndcg()
-    # A row that the served model has not is as before any training: it may be younger than the other's last step.
+    # Rows that the served model lacks get initial values: their last steps may be later than the served model's step.
     sharded.reset_tables()
     try:
         sharded.load_from(inherited, verify=False, parent_rows=where.rows)
@@ -99,7 +99,7 @@ def differences(
 def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, served: Checkpoint) -> ServedRows:
     """Return the map to rows of the served model if the job started from it: the map is in the prepared data."""
     rows = rows_of_parent(job, data, served.tables)
-    # A table of a feature that the served model does not read hides none of its rows.
+    # A table that the served model does not have makes none of its ids unknown.
     known = {name: (part.numpy() >= 0) | (name not in served.tables) for name, part in rows.items()}
     if dynamic_rows.ids:
         before = id_maps(served)
@@ -116,10 +116,10 @@ def _rows_by_id(job: JobSpec, data: PreparedData, served: Checkpoint) -> ServedR
     """Return the map to rows of any other served model, by the rows' ids."""
     dynamic = [name for name, table in job.tables.items() if table.id_map is not None]
     if dynamic:
-        raise NotComparableError(f"the job did not go on from it, and table {dynamic[0]} has a capacity")
+        raise NotComparableError(f"the job did not start from it, and table {dynamic[0]} has a capacity")
     numeric = () if data.numeric_path is None else open_numeric(data.numeric_path)
     if numeric != numeric_features(served) or data.vectors != vectors_read(served):
-        raise NotComparableError("its numeric features or vectors are scaled otherwise than the job's")
+        raise NotComparableError("its numeric features or vectors are scaled differently from the job's")
     rows = {}
     for name, ids in id_maps(served).items():
         own = data.row_keys(name)[NUM_SPECIAL_ROWS:]

@@ -68,7 +68,7 @@ def _units(users: npt.NDArray[np.int32]) -> Int64s:
 def streamed(names: Sequence[str], rows: Rows, group: dist.ProcessGroup | None) -> Figures:
     """Return the metrics ``names`` over all ranks' rows, by name; ``rows`` are this rank's. Collective.
 
-    The values are valid on rank 0 only. ``group``: None for one rank alone.
+    The values are valid on rank 0 only. ``group``: None if there is only one rank.
     """
     ranks = RankGroup(group)
     num_rows, num_nan = ranks.total([len(rows), int(rows.any_nan)])

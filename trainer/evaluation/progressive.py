@@ -81,7 +81,7 @@ class Progressive:
         return self._evaluator.total(sum(len(part.positions) for part in self._parts))
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint of the job: rank 0 takes all rows."""
+        """Continue from a checkpoint of the job; rank 0 takes all rows of the window."""
         path = checkpoint.attached(SCORES)
         self._parts = []
         if path is not None and self._evaluator.rank == 0:

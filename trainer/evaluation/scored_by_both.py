@@ -475,14 +475,14 @@ def others(users: Int64s, items: Int64s, number: int) -> Int64s:
     times; if most rows have that item, some may remain.
 
     Raises:
-        NotComparableError: all rows are of one user.
+        NotComparableError: all rows belong to one user.
     """
     order = np.argsort(users, kind="stable")
     ordered = users[order]
     starts = np.searchsorted(ordered, users, side="left")
     own = np.searchsorted(ordered, users, side="right") - starts
     if (own == len(users)).any():
-        raise NotComparableError("all held-out rows are of one user")
+        raise NotComparableError("all held-out rows belong to one user")
     found = np.empty(len(users) * number, dtype=np.int64)
     missing = np.arange(len(found))
     for draw in range(1 + REDRAWS):

@@ -71,7 +71,7 @@ def norm_bound(layers: Sequence[float], tables: Sequence[float], squared_inputs:
     (1 / T) (prod_l M_F(l)) sqrt(sum_i M_Ei^2) (sqrt(2 log(2) L) + 1) sqrt(sum_t sum_i |x_i(t)|^2): Li and Lyu, Adaptive
     Regularization, preliminaries. Activations have slope 1 at most and layers no bias.
 
-    ``layers``: M_F(l), Frobenius norms of the weight matrices of the L layers. ``tables``: M_Ei, those of the tables.
+    ``layers``: M_F(l), Frobenius norms of the weight matrices of the L layers. ``tables``: M_Ei, the tables' norms.
     ``squared_inputs``: the mean over rows t of sum_i |x_i(t)|^2, the number of features where each is one id. T:
     ``num_rows``.
     """

@@ -2,7 +2,7 @@
 
 ``python -m trainer.generalization.command SPEC.yaml|RUN_DIR [--out D] [--seeds N] [--workers N]``. It trains the job,
 the job on permuted labels, on fair coins as labels, and on rows of which a few have another label. The same command
-goes on with a report that was stopped.
+continues a report that was stopped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="folder of the report (default: EVENKEEL_HOME/generalization/NAME)")
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0 .. N-1 (default: 1)")
     parser.add_argument("--workers", type=int, default=1, help="trainings at a time (default: 1)")
-    parser.add_argument("--report", action="store_true", help="report on what has ended; train nothing")
+    parser.add_argument("--report", action="store_true", help="report on trainings that have ended; train nothing")
     return parser
 
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _report(options, shlex.join(["evenkeel", "generalization", *arguments]))
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print("stopped; the same command continues from here", file=sys.stderr)
         return 130
     except (ValueError, OSError, DataError, ResourceError, StorageError) as error:
         print(error, file=sys.stderr)

@@ -38,7 +38,7 @@ def label_column(dataset: DatasetSpec) -> str:
     column = dataset.label.source_column
     if column is None:
         raise ValueError(
-            f"dataset '{dataset.name}': its label is of no column, so there is none to permute: write positives and "
+            f"dataset '{dataset.name}': its label is not a column that can be permuted: write positives and "
             "negatives as rows with a label column"
         )
     return column
@@ -107,7 +107,9 @@ def at(dataset: DatasetSpec, path: Path) -> DatasetSpec:
 
 def _some(rows: npt.NDArray[np.intp], dataset: DatasetSpec) -> npt.NDArray[np.intp]:
     if not len(rows):
-        raise ValueError(f"dataset '{dataset.name}': every row has the same label: there is no other one to give")
+        raise ValueError(
+            f"dataset '{dataset.name}': every row has the same label: there is no other label to give to rows"
+        )
     return rows
 
 
@@ -123,7 +125,7 @@ def read_rows(dataset: DatasetSpec) -> pa.Table:
     """Return the rows of a Parquet dataset, with dictionary-encoded columns decoded.
 
     Raises:
-        DataError: there is no such file, or it is of another format.
+        DataError: there is no such file, or it has another format.
     """
     path = Path(dataset.uri.removeprefix("file://"))
     if not path.exists():

@@ -105,11 +105,11 @@ def _sharpness(measured: Mapping[str, Record], said: str) -> Section:
         ("", "", *SHARPNESS),
         tuple(lines),
         (
-            f"Of the training loss of {sample} training rows, as a function of all dense weights and of the rows that "
-            "they look up. lambda_max: the largest eigenvalue of the Hessian; ascent: the rise after a step of length "
-            ".05 along the gradient (SAM); noise: the mean rise under Gaussian noise of deviation .01. Relative: the "
-            "same with every parameter's own magnitude as its unit (radius .5, deviation .1), which rescaled layers "
-            "leave as it is. A figure that is not relative is one of the parametrisation that it was measured in.",
+            f"Sharpness of the training loss of {sample} training rows, as a function of all dense weights and of the "
+            "rows that they look up. lambda_max: the largest eigenvalue of the Hessian; ascent: the rise after a step "
+            "of length .05 along the gradient (SAM); noise: the mean rise under Gaussian noise of deviation .01. "
+            "Relative: the same with every parameter's own magnitude as its unit (radius .5, deviation .1), which does "
+            "not change if layers are rescaled. The figures that are not relative depend on the parametrisation.",
             *notes,
             said,
         ),
@@ -202,18 +202,20 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> Itera
              "loss under noise", "PAC-Bayes gap", "bound", "complexity by norms", "Massart"),
             tuple(lines),
             (
-                "The loss is the probability given to the wrong label, in [0, 1]; gap: of the test split less that of "
-                "training. Fit of signs: the mean of sign times 2 p - 1 over the rows of the same job on fair coins, "
-                "which is what this training reaches of the supremum in the Rademacher complexity: the bound that "
-                f"follows is too low by what it misses. Both hold with probability {1 - DELTA:g} over rows drawn "
-                "independently.",
+                "The loss is the probability given to the wrong label, in [0, 1]; gap: the loss of the test split "
+                "minus that of training. Fit of signs: the mean of sign times 2 p - 1 over the rows if the same job is "
+                "trained on labels from fair coins. It is at most the supremum in the Rademacher complexity, so the "
+                f"bound computed from it may be too low. Both bounds hold with probability {1 - DELTA:g} over rows "
+                "drawn independently.",
                 "PAC-Bayes: P and Q are normal around the initial and the trained parameters, dense weights and all "
-                f"rows, with the sigma, of {len(SIGMAS)}, whose bound is smallest (paid for); loss under noise: of "
-                "the rows that sharpness is measured on. A bound of .5 or more says nothing: a fair coin has it.",
+                f"rows, with the sigma, of {len(SIGMAS)}, whose bound is smallest (the bound includes the price of "
+                "this choice); loss under noise: on the rows that sharpness is measured on. A bound of .5 or more says "
+                "nothing: a fair coin has that loss.",
                 "Complexity by norms: a bound on the empirical Rademacher complexity of an MLP over embeddings by the "
-                "Frobenius norms of its layers and tables (Li and Lyu, preliminaries), of `dnn` without numbers. It is "
-                "of the logit; above 1 it says nothing of the gap, and what it is for is to be compared. Massart: the "
-                "complexity of as many functions as the parameters' bits can say (section 5): above 1 nothing too.",
+                "Frobenius norms of its layers and tables (Li and Lyu, preliminaries), for `dnn` without numbers. It "
+                "is that of the logit; above 1 it says nothing about the gap, and serves only to compare jobs. "
+                "Massart: the complexity of as many functions as the parameters' bits can encode (section 5); above 1 "
+                "it says nothing either.",
             ),
         )  # fmt: skip
 
@@ -245,11 +247,11 @@ def _linear_bounds(measured: Mapping[str, Record]) -> Iterator[Section]:
                 "logits of two classes, and of the trace of its Hessian. The bound is on the loss of new rows, "
                 f"truncated at {TRUNCATION:g}, with probability {1 - DELTA:g}: 1.01 times the training loss, truncated "
                 f"too, and the four terms. Vacuous: {COIN:.3f} or more, the loss of a fair coin.",
-                "The theorem is of linear models and has a universal constant that the paper does not give: it is 1 "
-                "here. Of `dnn` it is taken of the last layer, with its inputs as if they had been there before the "
-                "training rows, and A the layer's own norm. So it is a figure to compare, and no bound on the gap of "
-                "the whole model even where it is not vacuous. Other models add to the last layer's output: mu and nu "
-                "alone.",
+                "The theorem holds for linear models and has a universal constant that the paper does not give: 1 is "
+                "used here. For `dnn` it is applied to the last layer, as if that layer's inputs did not depend on the "
+                "training rows, and A is the layer's own norm. So it is a figure to compare, and no bound on the gap "
+                "of the whole model even where it is not vacuous. Other models add to the last layer's output: for "
+                "them, only mu and nu are given.",
             ),
         )  # fmt: skip
 
@@ -281,8 +283,8 @@ def _stability(ended: Sequence[Ended], labels: Mapping[tuple[str, int], str]) ->
             tuple(lines),
             (
                 "epsilon: the largest difference of the loss of one test row between both models, a lower bound of "
-                "that of the definition; mean: the mean one. Apart: |a - b| / |a| of the parameters. Order and draws "
-                "are the same: with no label changed all of it is 0.",
+                "the definition's epsilon; mean: the mean difference. Apart: |a - b| / |a| of the parameters. The "
+                "order of rows and the random draws are the same: with no label changed, every figure is 0.",
                 facts(behind),
             ),
         )
@@ -297,7 +299,7 @@ def _claims(measured: Mapping[str, Record]) -> list[Verdict]:
         ratio, relative = (rescaled[name] / plain[name] for name in ("lambda_max", "relative lambda_max"))
         same = one["rescaling"]["largest change of a loss"] < 1e-9
         holds = same and abs(relative - 1) < 0.01 and not 0.5 < ratio < 2
-        text = f"{label}: rescaled layers are the same function with another sharpness, and the same relative one"
+        text = f"{label}: rescaled layers compute the same function and keep the relative sharpness, not the sharpness"
         verdicts.append(verdict(text, holds, f"lambda_max times {ratio:.3g}, relative lambda_max times {relative:.4f}"))
     return verdicts
 

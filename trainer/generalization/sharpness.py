@@ -74,8 +74,8 @@ def noise_rise(
 def top_eigenvalue(point: Point, *, scale: Sequence[Tensor] | None = None, num_steps: int = NUM_STEPS) -> float:
     """Return the largest eigenvalue of the Hessian of ``point``, or of D H D (see the module).
 
-    ``num_steps`` Lanczos steps with full reorthogonalisation, so many Hessian-vector products; fewer where the space is
-    exhausted. A lower bound that is tight after a few dozen steps.
+    It takes ``num_steps`` Lanczos steps with full reorthogonalisation, each with a Hessian-vector product, or fewer if
+    the space is exhausted. The result is a lower bound that is tight after a few dozen steps.
     """
     product = point.hessian_products()
     sizes = [leaf.shape for leaf in point.leaves]

@@ -34,8 +34,8 @@ class Spectrum:
     def stable_rank(self) -> float:
         """|M|_F^2 / |M|_2^2, at most the rank. NaN for a matrix of zeros.
 
-        Mądry's lecture prints the ratio without the squares; its source, and the bound of :meth:`num_above`, are of
-        this one.
+        Mądry's lecture prints the ratio without the squares; its source, and the bound of :meth:`num_above`, use the
+        squares.
         """
         top = self.values[0] ** 2
         return float(np.square(self.values).sum() / top) if top > 0 else float("nan")

@@ -16,7 +16,7 @@ from trainer.spec.problems import FieldProblem
 ORIGINAL, PERMUTED, COINS, NEIGHBOURS = "original", "permuted", "coins", "neighbours"
 """Kinds of trainings by their labels: true labels, permuted labels, fair coins, true labels with a few changed."""
 CHANGED = (4, 256)
-"""Numbers of rows with another label in the neighbours of the data; a share of them is held out and does not count."""
+"""Numbers of changed labels in the neighbours of the data; changed rows that are held out have no effect."""
 _KNOWN_IDS = "the report compares rows of known ids: leave capacity out"
 
 
@@ -101,7 +101,7 @@ def comparable(dataset: DatasetSpec, job: JobSpec) -> JobSpec:
         if table.capacity is not None
     ]
     if not problems and (dataset.labels or dataset.weight is not None):
-        why = "the report is of one label whose rows count alike"
+        why = "the report needs a single label and rows of equal weight"
         problems = [FieldProblem("dataset", why, "leave labels and weight out, in a copy of the dataset")]
     if problems:
         raise SpecError(job.name, problems)

@@ -58,7 +58,7 @@ def export(run_dir: Path | str, directory: Path | str | None = None, *, checkpoi
         checkpoint: ``best``, ``last`` or a step.
 
     Raises:
-        SpecError: the directory is not that of a run.
+        SpecError: the directory is no run directory.
         CheckpointError: there is no such checkpoint, or it is damaged.
         DataError: the directory exists, a joined file is missing, or no directory is given and the run has no storage.
         FileExistsError: the storage has the folder already.
@@ -115,13 +115,13 @@ def _write(predictor: Predictor, work: Path) -> dict[str, Any]:
         columns_read = [dataset.items.on, *columns_read]
         _write_columns(work / ITEM_FILE, beside(dataset.items.uri, dataset.uri), columns_read, dataset.items.id_columns)
     part = dense_part(predictor)
-    # save_file's files are their owner's alone, and an export is for others, as far as the umask lets them.
+    # save_file would write a file for its owner alone; other users may read an export, if the umask allows it.
     (work / WEIGHTS_FILE).write_bytes(save({name: value.contiguous() for name, value in part.weights().items()}))
     write_program(part, work / PROGRAM_FILE)
     onnx = _write_onnx(part, work / ONNX_FILE)
     return {
         "format": FORMAT,
-        # A version that knows no calibration would read the export, and give other probabilities.
+        # Versions that do not know calibration would return other probabilities: they must refuse the export.
         "format_version": CALIBRATED_VERSION if predictor.calibrators else FORMAT_VERSION,
         "job": job.model_dump(mode="json"),
         "dataset": dataset.model_dump(mode="json"),
@@ -172,7 +172,7 @@ def _write_table(path: Path, ids: pa.Array, columns: dict[str, np.ndarray[Any, A
 
 
 def _item_columns(dataset: DatasetSpec) -> list[str]:
-    """Return the columns of the item table if it has numbers or vectors, else []: ids are then read by joins alone."""
+    """Return the columns of the item table if it has numbers or vectors. Else return []: joins read the ids."""
     assert dataset.items is not None
     features = dataset.items.features
     if all(one.has_ids for one in features.values()):
@@ -201,10 +201,10 @@ def _write_onnx(part: DensePart, path: Path) -> dict[str, Any]:
     try:
         model = onnx_bytes(part)
         difference = onnx_difference(part, model)
-    except Exception as error:  # Whatever the exporter does not know: the torch program is there all the same.
+    except Exception as error:  # any error of the exporter: the torch program is written all the same
         return {"written": False, "reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     if difference is not None and not difference <= TOLERANCE:
-        return {"written": False, "reason": f"what it computes differs by {difference:.1e} from the model"}
+        return {"written": False, "reason": f"its results differ by {difference:.1e} from the model's"}
     path.write_bytes(model)
     return {"written": True, "difference": difference}
 
@@ -215,7 +215,7 @@ def _write_onnx(part: DensePart, path: Path) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="evenkeel export", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="the run directory of a job")
-    place = "where the export goes, a directory or a URI: it must not be there yet (default: in the run's storage)"
+    place = "where the export goes, a directory or a URI that does not exist yet (default: in the run's storage)"
     parser.add_argument("directory", nargs="?", help=place)
     parser.add_argument("--checkpoint", default=LAST, help="best, last or a step (default: last)")
     parser.add_argument("--json", action="store_true", help="print what was done as JSON")

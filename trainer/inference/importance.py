@@ -127,12 +127,12 @@ def _metric_of(predictor: Predictor, label: str | None, metric: str | None) -> t
     if label is not None and label not in names:
         raise ValueError(f"--label {label}: no such label (there are {', '.join(names) or 'none: leave it out'})")
     if names and label is None:
-        raise ValueError(f"--label is needed where rows have several: {', '.join(names)}")
+        raise ValueError(f"--label is needed because rows have several labels: {', '.join(names)}")
     number = names.index(label) if label is not None else 0
     fitting = _fitting(predictor, number)
     name = metric or fitting[0]
     if name not in fitting:
-        raise ValueError(f"--metric {name} is not of this label: use {' or '.join(fitting)}")
+        raise ValueError(f"--metric {name} does not suit this label: use {' or '.join(fitting)}")
     return number, name, _loss(predictor, number).is_log
 
 

@@ -54,7 +54,9 @@ def unseal(folder: Path, sha256: str | None = None) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         raise SealError(f"{path} was changed or truncated after it was written: export again") from None
     if _digest(content) != named:
-        raise SealError(f"{path} was changed after it was written: its sha256 is not its own; export again")
+        raise SealError(
+            f"{path} was changed after it was written: its sha256 is not the one that it records; export again"
+        )
     if sha256 is not None and sha256 != named:
         raise SealError(f"{path} has sha256 {named}, not {sha256}: it is another export")
     for entry in content["files"]:

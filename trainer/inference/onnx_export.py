@@ -21,7 +21,7 @@ from trainer.models.base import Blocks, RankingModel
 from trainer.models.next_item import NextItemModel
 
 OPSET = 17
-# Tracers look at sizes: these are no size of any model.
+# Tracers compare sizes: this number of example rows differs from all sizes of models.
 _EXAMPLE_ROWS = 3
 
 
@@ -74,7 +74,7 @@ class DensePart(nn.Module):
         self.layout = "pooled"
         if model.is_sequence:
             self.layout = "sequence" if isinstance(model, NextItemModel) else "rows"
-        # All of it: an exporter puts what it found back.
+        # The whole module, because exporters restore the mode of each part afterwards.
         self.eval()
         self.lists = [name for name in features if name in lists and self.layout != "pooled"]
 
@@ -92,7 +92,7 @@ class DensePart(nn.Module):
             return self.model.encode(*inputs)
         given = dict(zip(self.inputs, inputs, strict=True))
         dense = given.pop(DENSE, None)
-        # The embeddings are an identity here: what the model looks up is what it is given.
+        # The embeddings are an identity here: the model looks up the given inputs themselves.
         looked_up = Blocks(self._rows(given) if self.layout == "rows" else self._blocks(given))
         return self.model(looked_up, dense) if dense is not None else self.model(looked_up)
 
@@ -150,10 +150,10 @@ def write_program(part: DensePart, path: Path) -> None:
     sizes = {name: torch.export.Dim(name) for one in free.values() for name in one.values()}
     shapes = tuple({axis: sizes[name] for axis, name in free[given].items()} for given in part.inputs)
     with warnings.catch_warnings():
-        # torch.nn.GRU keeps a list of its parameters beside them, and makes it anew when it is traced.
+        # torch.nn.GRU keeps a separate list of its parameters, which tracing replaces; torch warns about that.
         warnings.filterwarnings("ignore", message=r".*_flat_weights\[", category=UserWarning)
         program = torch.export.export(part, part.example(), dynamic_shapes={"inputs": shapes})
-    # Examples are stored as a pickle: they go. Weights are stored as bytes.
+    # Remove the examples, which would be stored as a pickle; weights are stored as bytes.
     program._example_inputs = None
     torch.export.save(program, path)
 
@@ -166,7 +166,7 @@ def onnx_bytes(part: DensePart) -> bytes:
     out = io.BytesIO()
     names = part.inputs
     with warnings.catch_warnings():
-        # It says that it will go; what takes its place needs a package more (docs/adr/0035).
+        # Ignore the deprecation of this exporter: its successor needs one more package (docs/adr/0035).
         warnings.simplefilter("ignore")
         torch.onnx.export(
             part,

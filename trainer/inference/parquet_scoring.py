@@ -148,7 +148,7 @@ def _score_file(
     summary: Summary,
     told: Callable[[int], Any],
 ) -> None:
-    # What its folder's name says already is not written into a file.
+    # Columns that the names of the file's folders give are not repeated in the file.
     stored = [name for name in columns if name not in dict(file.partitions)]
     schema = pa.schema(
         [*(pa.field(name, source.column_type(name)) for name in stored),
@@ -188,7 +188,7 @@ def _kept(source: Source, there: Sequence[str], keep: Sequence[str] | None, outp
     taken = [name for name in columns if name in outputs]
     if taken:
         raise DataError(
-            f"has a column {', '.join(map(repr, taken))} itself",
+            f"already has a column {', '.join(map(repr, taken))}",
             where=source.uri,
             remedy="name the columns to keep with --columns, without it",
         )

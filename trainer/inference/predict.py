@@ -76,7 +76,7 @@ class Predictor(RowScorer):
         notes: remarks on the checkpoint for the user, in words.
 
     Raises:
-        SpecError: the directory is not that of a run.
+        SpecError: the directory is no run directory.
         CheckpointError: there is no such checkpoint, or it is damaged.
 
     Example:
@@ -210,7 +210,7 @@ def calibrators_of(job: JobSpec, checkpoint: Checkpoint) -> dict[str, Calibrator
         return {
             "": Uncalibrated(
                 f"step {checkpoint.step} is inside an epoch, and validation rows are scored at its end: "
-                "wait for it, or name the step of one with --checkpoint"
+                "wait for that, or name the step of an epoch's end with --checkpoint"
             )
         }
     return {label: of_json(document) for label, document in stored.items()}
@@ -274,7 +274,7 @@ def predict(
     sequence = is_sequence(job)
     if k is not None and (not sequence or k < 1):
         hint = "" if sequence else f": {job.model.kind} scores the rows that it is given, leave it out"
-        raise ValueError(f"--k is how many items a model of sequences finds for each user, at least 1{hint}")
+        raise ValueError(f"--k is the number of items that a sequence model finds for each user, at least 1{hint}")
     source = Source(str(rows), ids=run.dataset.id_columns)
     output = output if output is not None else default_output(source)
     predictor = Predictor(run_dir, checkpoint, k=k or NUM_ITEMS)
@@ -311,7 +311,7 @@ def run_of(run_dir: Path | str) -> Run:
     """Return the run in a directory that a user named.
 
     Raises:
-        SpecError: The directory is not that of a run.
+        SpecError: The directory is no run directory.
     """
     if not (Path(run_dir) / RUN_FILE).is_file():
         raise SpecError(str(run_dir), [FieldProblem("", f"is no run directory: it has no {RUN_FILE}")])
@@ -338,7 +338,7 @@ def in_words(report: dict[str, Any]) -> str:
     for name in {**report["unknown"], **report["missing"]}:
         count, missing = report["unknown"].get(name), report["missing"].get(name, 0)
         if count is None:
-            lines.append(f"{name}: {missing:,} of {of:,} rows have no value: scored with that of missing ones")
+            lines.append(f"{name}: {missing:,} of {of:,} rows have no value: scored with the value for missing ones")
         elif count or missing:
             lines.append(
                 f"{name}: {count:,} ids that the model does not know"

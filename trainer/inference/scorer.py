@@ -24,7 +24,7 @@ from trainer.spec.label_tasks import LabelTask
 from trainer.spec.losses import LOSSES, Loss, loss_of
 
 BATCH_ROWS = 8192
-# Of users whose next items are ranked among all: their scores are [b, a piece of the catalogue].
+# Number of users whose next items are ranked at a time; their scores are [b, a piece of the catalogue].
 RANKED_ROWS = 256
 
 Float32s = npt.NDArray[np.float32]
@@ -57,7 +57,7 @@ class RowScorer(ABC):
         calibrators: Mapping[str, Calibrator] = {},
     ):
         self.job, self.encoder, self._top = job, encoder, top
-        # By the suffix of its columns, the loss of each label.
+        # The loss of each label, by the suffix of its columns.
         self._losses = {f"_{task.name}": LOSSES[task.loss] for task in tasks} or {"": LOSSES[loss_of(job)]}
         names = [task.name for task in tasks] or [""]
         self._calibrators = [calibrators.get(name, Uncalibrated()) for name in names]

@@ -10,7 +10,7 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.jagged import Jagged
 
 Float32s = npt.NDArray[np.float32]
-# Scores of so many items are in memory at once, for each query of a batch.
+# Number of items whose scores are in memory at once, for each query of a batch.
 _PIECE_ROWS = 1 << 15
 
 

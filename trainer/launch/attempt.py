@@ -7,7 +7,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,13 +158,13 @@ class Attempt:
         folder = run.served_checkpoint
         served = None if folder is None else _agreed(run, lambda: newest_at(folder, run.directory / SERVED))
         if served is None:
-            raise NotComparableError(f"the checkpoints behind version {run.parent_version} are not kept any more")
+            raise NotComparableError(f"the checkpoints of version {run.parent_version} are not kept any more")
         return served
 
     def should_stop(self) -> str | None:
-        """Return the reason why this rank is to stop, None if it is to go on."""
+        """Return the reason why this rank is to stop, None if it is to continue."""
         if self.saver is not None and self.saver.failed:
-            # All ranks agree on stopping, and the checkpoint that they then want to write raises what went wrong.
+            # All ranks then agree to stop, and their next save raises the error.
             return "a checkpoint could not be written"
         with contextlib.suppress(FileNotFoundError):
             return self.run.cancel_file.read_text("utf-8")
@@ -172,7 +172,7 @@ class Attempt:
 
     def save(self, trainer: Trainer) -> None:
         """Write a checkpoint. Collective."""
-        # Nothing goes on after the last one, so that a copy would only cost memory.
+        # No training follows the last checkpoint, so a copy in memory would have no use.
         last = trainer.stop_asked or trainer.position.stopped or trainer.position.step == trainer.num_steps
         self._write(trainer, self.run.checkpoints, self.job.checkpoint.keep_last, None if last else self.saver)
 
@@ -180,13 +180,17 @@ class Attempt:
         """Write a separate checkpoint of the parameters after the best epoch so far. Collective."""
         self._write(trainer, self.run.best, 1, None)
 
-    def load_best(self, trainer: Trainer) -> Position:
+    def load_best(self, trainer: Trainer) -> Position | None:
         """Restore the parameters that :meth:`save_best` wrote, and return their position. Collective.
+
+        None if an earlier attempt trained the best epoch, and nothing asked it to keep the parameters.
 
         Raises:
             CheckpointError: there is no valid checkpoint of the best epoch.
         """
         best = _agreed(self.run, lambda: newest_of(self.run, self.run.best))
+        if best is None and self.job.regularizers.early_stopping is None:
+            return None
         if best is None:
             raise CheckpointError(f"{self.run.best} holds no valid checkpoint of the best epoch: retry the job")
         self.sharded.load_from(best, dense_optimizer=self.optimizer, verify=False)
@@ -233,7 +237,11 @@ class Attempt:
                 record = TrainingRecord.of(own)
                 if isinstance(self.data, OnePassData):
                     self.data.begin_files(own.attached(FILES))
-                resumed = Resumed(record.position, tuple(record.history))
+                trained = max((metrics["epoch"] for metrics in record.history), default=0)
+                # Early stopping that the job asks for ends it for good; the best epoch kept by default does not.
+                ended = self.job.regularizers.early_stopping is not None or trained >= self.job.epochs
+                position = replace(record.position, stopped=record.position.stopped and ended)
+                resumed = Resumed(position, tuple(record.history))
             else:
                 resumed = Resumed(Position(first_step=self.sharded.completed_steps))
         if frozen:
@@ -259,7 +267,7 @@ class Attempt:
             history=trainer.history,
         )
         if self.saver is not None:
-            # Until what it copies from is not needed any more, where this writes it anew.
+            # The files attached below are written anew: wait until the last save has copied them.
             self.saver.wait()
         attached = id_map_files(self.data)
         if trainer.progressive is not None:

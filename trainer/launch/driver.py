@@ -153,7 +153,7 @@ class _Attempt:
         except Cancelled as stop:
             if stop.reason == "timeout":
                 limit = run.job.resources.timeout_seconds
-                remedy = "set resources.timeout_seconds higher, then retry: training goes on from the checkpoint"
+                remedy = "set resources.timeout_seconds higher, then retry: training continues from the checkpoint"
                 return self._failed(Failure("timeout", f"not done after {limit} seconds", remedy))
             return self._end("cancelled")
         except BaseException as error:
@@ -191,7 +191,7 @@ class _Attempt:
         self._check_cancel()
 
     def beat(self) -> None:
-        """Write a heartbeat, unless rank 0 writes its own by now: a rank that hangs or is stopped must fall silent."""
+        """Write a heartbeat, unless rank 0 writes its own by now: they must end if that rank hangs or is stopped."""
         since = self._ranks_since
         if since is not None and not self._rank_beats:
             self._rank_beats = any("rank" in event.fields for event in read_events(self.run.directory, since))
@@ -318,7 +318,7 @@ def _heartbeat(attempt: _Attempt) -> Iterator[None]:
 def _lock(directory: Path) -> Iterator[None]:
     descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # A process that was killed holds it for some milliseconds after it has gone from the list of processes.
+        # A process that was killed holds the lock for some milliseconds after it has left the list of processes.
         end = time.monotonic() + LOCK_SECONDS
         while not _locked(descriptor):
             if time.monotonic() > end:

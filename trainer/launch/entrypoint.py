@@ -48,10 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"give --run-dir, or the run's id as {RUN_ID_VARIABLE}")
     directory = (given or working_directory(os.environ[RUN_ID_VARIABLE], "driver")).resolve()
     if not await_name(directory):
-        print(f"{directory}: who launched this process died before it could say so: it leaves", file=sys.stderr)
+        print(f"{directory}: the launcher died before it confirmed the start; exiting", file=sys.stderr)
         return EXIT_RETRYABLE
     libc = ctypes.CDLL(None)
-    # Children of children that die move to this process and not to init, so that a walk down the tree finds them.
+    # This process, not init, adopts children of children that die, so that a walk down the process tree finds them.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(_PR_SET_NAME, PROCESS_NAME.encode(), 0, 0, 0)
     try:
@@ -120,7 +120,7 @@ def _take_up(directory: Path) -> None:
 
 if __name__ == "__main__":
     code = main()
-    # No exit hook, and no signal that comes during one, may change the code that was decided.
+    # No exit hook, and no signal during one, may change the exit code.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,8 +1,8 @@
 """``evenkeel train SPEC.yaml``: a run in this process, without service and without Ray.
 
 ``python -m trainer.launch.in_process SPEC.yaml [--run-dir D] [--store S] [--set path=value ...]``. The file holds a
-dataset and a job. One worker trains inside this process, several in spawned ones. The same command and ``--run-dir``
-again resumes.
+dataset and a job. One worker trains inside this process, several in spawned ones. The same command with the same
+``--run-dir`` resumes the run.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def train(
 
     home = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"))
     directory = (run_dir or default_directory(job.name)).resolve()
-    # Not the directory's name alone: the store takes what a job of the same name published for this one's.
+    # Not only the directory's name: the store would take another job's publications under that name for this run's.
     run_id, attempt, parent_version = f"{directory.name}-{secrets.token_hex(4)}", 1, None
     init_checkpoint, start_version = None if init is None else str(_checkpoints(init)), None
     store_url = store or os.environ.get("EVENKEEL_STORE_URL") or str((home / "store").resolve())
     if (directory / RUN_FILE).exists():
-        check_free(directory)  # before run.json says that the run is ours: one that is at it could not publish then
+        check_free(directory)  # before run.json names this attempt: a process at work on the run could not publish then
         before = read_run(directory, stored=True)
         job = _with_decay_of(before.job, job)
         run_id, attempt, parent_version = before.run_id, before.attempt + 1, before.parent_version
@@ -146,7 +146,7 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, Job
     if changes:
         document: dict[str, Any] = job.model_dump(mode="json")
         if "decay" not in job.optimizer.model_fields_set:
-            del document["optimizer"]["decay"]  # with what is changed it may come to another value
+            del document["optimizer"]["decay"]  # after the changes it may resolve to another value
         for change in changes:
             apply_change(document, change)
         job = parse_job(document, f"{path} with --set")

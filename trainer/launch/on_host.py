@@ -67,9 +67,9 @@ def _waiting_ranks(run: Run, method: str, niceness: int | None) -> Iterator[Star
     ``method``: start method of multiprocessing. ``niceness``: see :func:`_give_way`; None: the same as this process.
     """
     resources, store = run.job.resources, run.directory / f"ranks-{run.attempt}"
-    for left in run.directory.glob("ranks-*"):  # by an attempt that was killed
+    for left in run.directory.glob("ranks-*"):  # left by an attempt that was killed
         left.unlink(missing_ok=True)
-    # Not an event, whose set() waits for ever where a process that waits has been killed.
+    # A semaphore, because an event's set() waits for ever if a waiting process was killed.
     begin = multiprocessing.get_context(method).Semaphore(0)
     backend = choose_backend(resources.gpus_per_worker)
     arguments = (resources.num_workers, backend, str(run.directory), f"file://{store}", begin, niceness)
@@ -79,7 +79,7 @@ def _waiting_ranks(run: Run, method: str, niceness: int | None) -> Iterator[Star
         for _ in ranks.processes:
             begin.release()
         with _told_as_failed():
-            # Nobody waits for the others where one has failed: they take SIGTERM for a preemption.
+            # If a rank fails, the others are not waited for: they would take SIGTERM for a preemption.
             while not ranks.join(grace_period=0):
                 pass
 
@@ -124,9 +124,9 @@ def _rank(
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(_PR_SET_NAME, f"evenkeel-rank{rank}".encode(), 0, 0, 0)
     if parent is not None and parent.pid != os.getppid():
-        leave(1)  # it died before this process said that it would follow it
+        leave(1)  # the parent died before this process asked to die with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A service manager sends SIGTERM to every process of a group: a checkpoint comes first, as where the driver has it.
+    # A service manager sends SIGTERM to every process of a group: write a checkpoint first, as the driver asks for.
     signal.signal(signal.SIGTERM, lambda number, frame: read_run(directory).ask_to_stop("SIGTERM"))
     if niceness is not None:
         _give_way(niceness)
@@ -147,7 +147,7 @@ def _give_way(niceness: int) -> None:
     if niceness:
         os.nice(niceness)
         with contextlib.suppress(OSError):
-            # Where the kernel shares processors out by session (sched_autogroup), niceness counts within the run's own.
+            # With sched_autogroup the kernel shares processors among sessions, and niceness only counts within one.
             Path("/proc/self/autogroup").write_text(str(min(niceness, 19)), "ascii")
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, "ascii")

@@ -39,14 +39,14 @@ def start_ranks(run: Run) -> None:
 
     with connected(run):
         run = _fitted(run)
-        # Kept: the actor ends with what refers to it.
+        # The actor lives as long as this reference.
         link = None if run.storage is None else start_driver_end(run)
         document = None if link is None else json.loads((run.directory / RUN_FILE).read_text("utf-8"))
         with rank_actors(run, worker_resources(run.job)) as actors:
             try:
                 train_on(actors, run, document)
             except RayError as error:
-                # What a rank raised is this class and its own at once, and has a traceback for its text.
+                # Ray's error has a traceback as its text; its ``cause`` is the error that the rank raised.
                 died = isinstance(error, RayActorError)
                 raise RanksFailed(str(getattr(error, "cause", error)), died) from error
 
@@ -76,7 +76,7 @@ def connected(run: Run) -> Iterator[None]:
 def _connect(run: Run) -> None:
     import ray
 
-    # Workers of a joined cluster find this code too, and carry the run's marker.
+    # Workers of a joined cluster import this code too, and carry the run's marker.
     environment = {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
         RUN_ID_VARIABLE: run.run_id,
@@ -84,7 +84,7 @@ def _connect(run: Run) -> None:
     }
     try:
         if run.ray_address == THIS_CLUSTER:
-            # What the job was submitted with reaches the workers too; Ray refuses to be told the same twice.
+            # Workers inherit the environment of the submitted job; Ray refuses one that is given a second time.
             ray.init(address=run.cluster, log_to_driver=False)
             return
         ray.init(address=run.ray_address, runtime_env={"env_vars": environment}, log_to_driver=False)
@@ -118,7 +118,7 @@ def _fitted(run: Run) -> Run:
 
         check_memory(run)
     except MemoryError as error:
-        # With all of its nodes it fits.
+        # The run would fit on all of its workers, which a later attempt may get.
         raise ResourceError(f"{short}: {error}") from error
     with contextlib.closing(EventWriter(run.directory, run.attempt)) as events:
         events.write("workers", number=number, because=short)

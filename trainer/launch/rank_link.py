@@ -135,7 +135,7 @@ class _RankEnd:
             {EVENTS_FILE: run.directory / EVENTS_FILE} if rank == 0 else {}
         )
         self._files = files
-        # What earlier attempts left on this host is theirs.
+        # Data that earlier attempts left on this host are not sent again.
         self._at = {name: path.stat().st_size if path.exists() else 0 for name, path in files.items()}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="rank-link", daemon=True)
@@ -159,7 +159,7 @@ class _RankEnd:
         from ray.exceptions import RayError
 
         while not self._done.wait(SECONDS):
-            # A late answer or a full disk is for a while; without a driver Ray ends this process.
+            # A late answer or a full disk is temporary; if the driver is gone, Ray ends this process.
             with contextlib.suppress(RayError, OSError):
                 self._hand_on()
 

@@ -15,7 +15,7 @@ _FREE = JobSpec.fields_that(May.DIFFER_ON_RESUME)
 _TRAINED_WITH = Publish.fields_that(May.CHANGE_TRAINING)
 _OF_PLACES = {"uri", "security", "max_bad_rows", "max_unmatched"}
 """Fields of a dataset and its parts that may change between attempts: locations of rows, and limits of bad rows."""
-_PUBLISH = "publish."  # before the name of each of these in the identity
+_PUBLISH = "publish."  # prefix of the names of these fields in the identity
 
 
 def identity_of(job: JobSpec) -> dict[str, Any]:
@@ -23,31 +23,31 @@ def identity_of(job: JobSpec) -> dict[str, Any]:
     parts = {} if job.publish is None else job.publish.model_dump(mode="json", include=_TRAINED_WITH)
     document = job.model_dump(mode="json", exclude=_FREE)
     if job.dataset.follow is not None:
-        # How it is followed may change, whether it is may not.
+        # The settings of following may change, but not whether the job follows.
         document["dataset"]["follow"] = {}
     return document | {f"{_PUBLISH}{name}": part for name, part in parts.items()}
 
 
 def check_same_job(checkpoint: Checkpoint, job: JobSpec) -> None:
-    """Check that the checkpoint is of this job.
+    """Check that this job wrote the checkpoint.
 
     Raises:
-        ValueError: it is of another job; the message names the fields.
+        ValueError: a job with other fields wrote it; the message names the fields.
     """
     here, there = identity_of(job), _completed(TrainingRecord.of(checkpoint).job, job)
     differ = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
     if differ:
         raise ValueError(
-            f"{checkpoint.path} is of a job with another {', '.join(differ)}: resume it with the same spec, or use "
-            "a new run directory"
+            f"{checkpoint.path} was written by a job with another {', '.join(differ)}: resume it with the same "
+            "spec, or use a new run directory"
         )
 
 
 def check_same_dataset(checkpoint: Checkpoint, dataset: DatasetSpec) -> None:
-    """Check that the checkpoint is of this dataset: a run continues with the same rows, encoded in the same way.
+    """Check that the checkpoint was trained on this dataset: a run continues with the same rows, encoded equally.
 
     Raises:
-        ValueError: it is of another dataset; the message names the fields.
+        ValueError: it was trained on another dataset; the message names the fields.
     """
     text = TrainingRecord.of(checkpoint).dataset
     if text is None:
@@ -56,8 +56,8 @@ def check_same_dataset(checkpoint: Checkpoint, dataset: DatasetSpec) -> None:
     differ = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
     if differ:
         raise ValueError(
-            f"{checkpoint.path} is of a dataset with another {', '.join(differ)}: resume it with the same spec, or use "
-            "a new run directory"
+            f"{checkpoint.path} was trained on a dataset with another {', '.join(differ)}: resume it with the same "
+            "spec, or use a new run directory"
         )
 
 

@@ -93,7 +93,7 @@ class HostsOfCluster:
                 log(f"node {node[:8]} prepares nothing: {problem}")
                 ray.cancel(probe, force=True)
                 del room[node]
-        # One of each node, then a second of each: the first tasks spread over all.
+        # One slot of each node, then a second of each, so that the first tasks spread over all nodes.
         turns = [(turn, node) for node, number in room.items() for turn in range(number)]
         return [node for _, node in sorted(turns)][: self._run.job.resources.num_workers]
 
@@ -147,7 +147,7 @@ class RayRunner:
                 else:
                     done(tasks[position])
                 if failed:
-                    # Rows before may have an error too, which is the first.
+                    # Tasks of earlier rows may still fail: the error of the first rows is raised.
                     first = min(failed)
                     waiting = deque(position for position in waiting if position < first)
                     if not waiting and all(position > first for position, _ in running.values()):
@@ -158,7 +158,7 @@ class RayRunner:
 
     def _note_loss(self, task: Task, position: int, node: str, loss: Exception) -> None:
         """Handle the death of a task's process: remove the node's slots if the node is lost, else count the death."""
-        # Ray tells the loss of a process a moment before it knows that of the node.
+        # Ray reports the loss of a process a moment before it knows that the node is lost.
         deadline = time.monotonic() + NODE_SECONDS
         while _is_alive(node) and time.monotonic() < deadline:
             time.sleep(0.2)

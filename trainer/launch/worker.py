@@ -22,7 +22,7 @@ from trainer.sizing.memory import KEPT_BYTES
 from trainer.spec import JobSpec
 from trainer.training.progress import Reporter
 
-# Temporaries of a step are smaller; copies of tables, larger ones, go back to the system at once.
+# Temporaries of a step are smaller than this; larger blocks, such as copies of tables, go back to the system at once.
 LARGEST_KEPT_BYTES = 64 << 20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -41,7 +41,7 @@ def train_rank(directory: str, gpus: Sequence[str] = ()) -> None:
     use_threads(int(run.job.resources.cpus_per_worker))
     rank = dist.get_rank()
     reporter = Reporter(run, rank)
-    # Modules are no garbage: steady_memory would search half a million objects, as long as a short training takes.
+    # Do not search imported modules for garbage: their half a million objects take as long as a short training.
     gc.freeze()
     try:
         with _saver(run.job) as saver:
@@ -52,7 +52,7 @@ def train_rank(directory: str, gpus: Sequence[str] = ()) -> None:
                 trainer.train()
             attempt.compare(trainer)
     except Cancelled as stop:
-        # Where a rank of another host was told, the directory of this one does not say so yet.
+        # If a rank of another host was asked to stop, this host's directory has no cancel file yet.
         if not run.cancel_file.exists():
             run.ask_to_stop(stop.reason)
     except BaseException as error:
@@ -102,9 +102,9 @@ def _repeatable() -> None:
     """Make sums on GPUs deterministic: a retried run must end with the same bits."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # Which would also write all memory that is taken, in case that somebody reads it before it is written.
+    # Deterministic mode would also fill all new memory, in case it is read before it is written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    # Its backward has no deterministic form.
+    # This attention kernel has no deterministic backward.
     torch.backends.cuda.enable_mem_efficient_sdp(False)
 
 

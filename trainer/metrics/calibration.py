@@ -44,7 +44,7 @@ class EqualWidth(_Bins):
     def add(self, counts: Counts) -> EqualWidth:
         """Add rows; ``counts.scores`` are predictions in [0, 1]."""
         num_bins = self._sums.shape[1]
-        # Compared with the edges themselves: a product may round up to the next bin.
+        # Compare with the edges themselves: a product may round up to the next bin.
         edges = np.arange(1, num_bins) / num_bins
         number = np.searchsorted(edges, counts.scores, side="right")
         for row, values in enumerate((counts.totals, counts.totals * counts.scores, counts.positives)):
@@ -71,7 +71,7 @@ class EqualMass(_Bins):
         inside = np.clip(self._edges, self._before, ends[-1]) if len(ends) else self._edges * 0.0
         places = np.concatenate([[self._before], ends])
         for row, values in enumerate(cumulative):
-            # The sum over all rows before a place grows linearly within the rows of one prediction.
+            # Within the rows of one prediction, the sum over all rows before a position grows linearly.
             self._sums[row] += np.diff(np.interp(inside, places, np.concatenate([[0.0], np.cumsum(values)])))
         self._before = int(places[-1])
         return self

@@ -59,12 +59,12 @@ class Rows:
 
     @property
     def known_users(self) -> npt.NDArray[np.int32]:
-        assert self.users is not None, "of_users of the metric's entry in trainer.spec.evaluation has them collected"
+        assert self.users is not None, "set of_users in the metric's entry of trainer.spec.evaluation to collect users"
         return self.users
 
     @property
     def known_buckets(self) -> npt.NDArray[np.int8]:
-        assert self.buckets is not None, "of_items of the metric's entry in trainer.spec.evaluation has them collected"
+        assert self.buckets is not None, "set of_items in the metric's entry of trainer.spec.evaluation to collect them"
         return self.buckets
 
 

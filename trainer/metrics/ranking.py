@@ -52,7 +52,7 @@ class Ranking(NamedTuple):
         return self._sums(self.ranks < k) / k
 
     def recall(self, k: int) -> Float64s:
-        """Return for each user [u] the number of relevant items among the first k, divided by that of all relevant."""
+        """Return for each user [u] the share of the relevant items that are among the first k."""
         return self._sums(self.ranks < k) / self.num_relevant
 
     def hit_rate(self, k: int) -> Float64s:

@@ -1,13 +1,15 @@
 """Scores of a split that is too large for one rank, counted across ranks piece by piece: exact, in bounded memory.
 
-A float32 score becomes a 32-bit key of the same order, and a row its key and label in 33 bits; each rank sorts its own
-rows. A histogram over the upper 16 bits of the keys, added up over ranks, cuts the range of scores into pieces of at
-most PIECE_ROWS rows; piece after piece rank 0 takes every rank's rows in it, equal ones counted, and merges them. A
-piece of a single upper half holds at most 2^17 different rows of each rank, however many there are (scores that are all
-alike, say). So AUC, logloss and the calibration curve are those of all rows in one array, to the last bit or rounding.
+A float32 score becomes a 32-bit key of the same order, and a row becomes its key and label in 33 bits; each rank sorts
+its own rows. A histogram over the upper 16 bits of the keys, summed over ranks, cuts the range of scores into pieces of
+at most PIECE_ROWS rows. For one piece after another, rank 0 gets all ranks' rows, with equal rows counted, and merges
+them. A piece with a single value of the upper bits may have more rows, for example if all scores are alike, but at most
+2^17 different ones from each rank. So AUC, logloss and the calibration curve equal those of all rows in one array, to
+the last bit or up to rounding.
 
-Memory of a rank: 8 bytes for each row of its own and 1 MB for the histogram. On rank 0 besides that one piece: 16 bytes
-for each of PIECE_ROWS rows, or of 2^17 rows of every rank where that is more, and about four times as much to merge it.
+Memory of a rank: 8 bytes for each of its rows, and 1 MB for the histogram. Rank 0 also
+holds one piece: 16 bytes for each of PIECE_ROWS rows, or of 2^17 rows of every rank if these are more, and about four
+times as much to merge it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _UPPER_SHIFT = 17  # the lower half of the key, and the label
 
 
 class RankGroup:
-    """Collective operations of the ranks that share a split; ``group``: None for one rank alone."""
+    """Collective operations of the ranks that share a split; ``group``: None if there is only one rank."""
 
     def __init__(self, group: dist.ProcessGroup | None):
         self._group = group
@@ -81,7 +83,7 @@ def unpacked(keys: Int64s) -> npt.NDArray[np.float64]:
 def pieces(packed: Int64s, group: dist.ProcessGroup | None, piece_rows: int = PIECE_ROWS) -> Iterator[Counts]:
     """Yield on rank 0 counts of all ranks' rows, in pieces of ascending score; on others, empty counts. Collective.
 
-    ``packed``: this rank's rows (:func:`packed_rows`). ``group``: None for one rank alone.
+    ``packed``: this rank's rows (:func:`packed_rows`). ``group``: None if there is only one rank.
     """
     edges = np.searchsorted(packed, np.arange(_UPPER + 1, dtype=np.int64) << _UPPER_SHIFT)
     everyone = np.diff(edges)
@@ -129,7 +131,7 @@ def _on_rank_0(what: str, local: Int64s, group: dist.ProcessGroup) -> list[Int64
     nothing = torch.empty(2, 0, dtype=torch.int64)
     parts = [torch.from_numpy(local) if other == 0 else nothing for other in range(world_size)]
     shapes = [(2, int(size)) if rank == 0 else (2, 0) for size in torch.cat(sizes).tolist()]
-    # What the next collective would write over is copied.
+    # Copied, because the next collective overwrites these buffers.
     return [np.array(part.numpy()) for part in all_to_all(what, parts, shapes, group)]
 
 
@@ -137,7 +139,7 @@ def at_owners(what: str, columns: Int64s, keys: Int64s, group: dist.ProcessGroup
     """Exchange ``columns`` [c, n] so that each is on the rank ``key % world_size`` of its key. Collective.
 
     ``keys``: int64 [n], at least 0. Returns the columns, from all ranks, whose keys this rank owns, [c, m]. Memory:
-    twice that of the given columns, plus the returned ones.
+    two copies of the given columns, and the returned ones.
     """
     world_size = dist.get_world_size(group)
     owner = keys % world_size

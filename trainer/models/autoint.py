@@ -81,12 +81,12 @@ class InteractingLayer(nn.Module):
     def __init__(self, width: int, heads: int, units: int, dtype: torch.dtype):
         super().__init__()
         self.sizes = (4, heads, units)
-        # Rows of W_Q, W_K, W_V, W_R, of each those of the first head first.
+        # Rows of W_Q, W_K, W_V and W_R, each in the order of heads.
         self.maps = uniform(4 * heads * units, width, inputs=width, dtype=dtype)
 
     def forward(self, fields: Tensor) -> Tensor:
         parts = (fields @ self.maps.T).unflatten(2, self.sizes).permute(2, 0, 3, 1, 4)
         query, key, value, residual = parts.unbind(0)  # each [b, heads, M, units]
-        # Written out: it is differentiated twice where regularizers of dropout ask for it.
+        # Written out, because dropout regularizers may differentiate it twice.
         weights = (query @ key.transpose(2, 3)).softmax(3)
         return (weights @ value + residual).relu().transpose(1, 2).flatten(2)

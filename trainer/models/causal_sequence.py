@@ -106,7 +106,7 @@ class CausalSequenceModel(NextItemModel):
         """Return the final state F after each item that is read, [number of ids, d]; in training, with dropout."""
         lengths, values = rows[ITEM].lengths(), rows[ITEM].values()
         if not len(values):
-            # A rank without a sample: a part of the graph all the same, so that backward finds it.
+            # A rank without samples is part of the graph too, so that its backward runs.
             return self.finished(values)
         groups = length_groups(lengths, len(values))
         states = [self._group_states(group.of(values), group, batch) for group in groups]

@@ -53,7 +53,7 @@ class DIN(ClickModel):
         self.histories = {key.name: targets[key.table] for key in lists if key.table in targets}
         if not self.histories:
             raise ValueError("din needs a list of ids that shares the table of a single id, such as a history of items")
-        # A feature may be called as a method of the dict is: items, values.
+        # A prefix, because a feature may have the name of a method of ModuleDict, such as items or values.
         self.attention = nn.ModuleDict({f"of_{name}": _attention(spec, inputs, name) for name in self.histories})
         self.tower = tower_of(spec, inputs, [self.width, *spec.hidden, 1])
 

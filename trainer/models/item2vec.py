@@ -35,7 +35,7 @@ class Item2Vec(NextItemModel):
         for key, sign in ((TARGET, -1.0), (NEGATIVE, 1.0)):
             owner = owners(rows[key].lengths())
             scores = (centres[owner] * self.candidates(rows[key].values())).sum(1)
-            # A draw that hit its target was replaced by padding: it is no term.
+            # Draws that hit their target were replaced by padding, and do not count.
             terms = softplus(sign * scores) * (batch.features[key].values() != 0)
             total = total.index_add(0, owner, terms)
         return total

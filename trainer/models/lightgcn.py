@@ -50,7 +50,7 @@ class LightGCN(BPR):
         self._graph = normalized_graph(users[known], items[known], *self._sizes)
 
     def train(self, mode: bool = True) -> Self:
-        # Rows may have moved since they were propagated.
+        # Rows may have changed since they were propagated.
         self._propagated = None
         return super().train(mode)
 
@@ -76,7 +76,7 @@ class LightGCN(BPR):
             ValueError: the model has no graph, because :meth:`begin` was not called with the training data.
         """
         if self._graph is None:
-            why = "lightgcn scores by the rows that it was trained on, which are not here"
+            why = "lightgcn scores with the graph of its training rows, and this model has no graph"
             raise ValueError(f"{why}: use bpr to predict or to export")
         blocks = self.embeddings(_all_rows(self._sizes).to(device)).to_dict()
         layer = torch.cat(

@@ -56,7 +56,7 @@ class MF(RankingModel):
         if data.is_weighted:
             weights = torch.from_numpy(data.row_weights("train").astype("float64"))
             mean = (labels * weights).sum() / weights.sum()
-        # A split of one class has no finite log odds; half an example of the other is what rounding leaves of it.
+        # With labels of one class only, the log odds are infinite: count half an example of the other class.
         margin = 0.5 / len(labels)
         self.mu.copy_(torch.logit(mean.clamp(margin, 1.0 - margin)) if self.loss_kind == "bce" else mean)
 

@@ -99,7 +99,7 @@ class NextItemModel(RankingModel):
         rows = self.embeddings(batch.features)
         queries = self.queries(rows)
         ids = batch.features[TARGET].values()
-        # All such items share one row, which was not trained: its score says nothing of any of them.
+        # Such items share one untrained row, whose score has no meaning.
         is_unknown = ids < NUM_SPECIAL_ROWS
         target = (queries * self.candidates(rows[TARGET].values())).sum(1)
         negatives = by_owner(self.candidates(rows[NEGATIVE].values()), len(queries))
@@ -136,7 +136,7 @@ def owners(lengths: Tensor, total: int | None = None) -> Tensor:
     ``total``: sum of the lengths; None: it is computed.
     """
     if torch.jit.is_tracing():
-        # As the exporter knows it: an entry's owner is how many lists have ended at it.
+        # In a form that the ONNX exporter supports: an entry's owner is the number of lists that end before it.
         ends = lengths.new_zeros(total + 1).scatter_add(0, lengths.cumsum(0), torch.ones_like(lengths))  # type: ignore[operator]
         return ends.cumsum(0)[:-1]
     samples = torch.arange(lengths.shape[0], device=lengths.device)
@@ -147,7 +147,7 @@ def sums_by_owner(values: Tensor, owner: Tensor, num_owners: int) -> Tensor:
     """Return the sum of each owner's rows, [num_owners, d]; ``values``: rows [n, d]; ``owner``: their owners [n]."""
     zeros = values.new_zeros(num_owners, values.shape[1])
     if torch.jit.is_tracing():
-        # The exporter to ONNX takes index_add for an assignment (torch 2.13).
+        # torch 2.13's ONNX exporter takes index_add for an assignment.
         return zeros.scatter_add(0, owner[:, None].expand_as(values), values)
     return zeros.index_add(0, owner, values)
 

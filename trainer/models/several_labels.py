@@ -62,7 +62,7 @@ class SeveralLabelsModel(ClickModel):
         scores = self.scores(batch)
         there = ~batch.labels.isnan()
         shares = there.to(scores.dtype) if batch.shares is None else batch.shares.to(scores.dtype)
-        # A score that no label is compared with is taken for 0: whatever it is, it must not make the sum infinite.
+        # Scores of absent labels are replaced by 0, so that they cannot make the sum infinite.
         counted, labels = shares > 0, batch.labels.nan_to_num()
         total = scores.new_zeros(len(scores))
         for number, task in enumerate(self.tasks):
@@ -238,10 +238,10 @@ class ESMM(SeveralLabelsModel):
     """z_t = MLP_t(x), x all vectors and numbers side by side, which all labels share.
 
     Ma et al., Entire Space Multi-Task Model: An Effective Approach for Estimating Post-Click Conversion Rate, SIGIR
-    2018. With ``tasks: {buy: {given: click}}``: P(buy) = P(click) P(buy | click), equation 1, of which the second
-    factor is sigmoid(z_buy); the losses are of click and of buy over all rows, equation 3, so that what is bought is
-    learned of rows without a click too. Parameters, D = F dim + n and T labels: dim for each id; T times the sum of (a
-    + 1) b over neighbouring sizes of [D, *hidden, 1].
+    2018. With ``tasks: {buy: {given: click}}``: P(buy) = P(click) P(buy | click), equation 1, whose second factor is
+    sigmoid(z_buy). The losses are those of click and of buy over all rows, equation 3, so that the tower of buy learns
+    from rows without a click too. Parameters, D = F dim + n and T labels: dim for each id; T times the sum of (a + 1) b
+    over neighbouring sizes of [D, *hidden, 1].
     """
 
     def __init__(self, embeddings: nn.Module, spec: ESMMSpec, inputs: ModelInputs):

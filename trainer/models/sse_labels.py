@@ -36,7 +36,7 @@ def target_configs(job: JobSpec) -> dict[str, SSEConfig]:
     config = SSEConfig(job.sse["label"].probability, include_unknown=job.sse["label"].include_unknown)
     targets = MODELS[job.model.kind].targets
     if isinstance(job.model, SequenceSpec) and job.model.compared_with != "own":
-        # What is shared stands for all items: to swap one for another would change nothing.
+        # Shared negatives stand for all items: to swap one for another would change nothing.
         targets = (TARGET,)
     return dict.fromkeys(targets, config)
 
@@ -61,7 +61,7 @@ def with_swapped_classes(job: JobSpec, batch: Batch, step: int, tasks: Sequence[
     labels = batch.labels.clone()
     for number, task in enumerate(tasks):
         if task.of_classes:
-            # One that is absent stays so, whatever is drawn for it.
+            # An absent label stays absent, whatever is drawn for it.
             there = ~labels[:, number].isnan()
             swapped = swap_classes(labels[:, number].nan_to_num(), probability, name=f"label/{task.name}", **draws)
             labels[:, number] = labels[:, number].where(~there, swapped)

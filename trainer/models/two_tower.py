@@ -69,7 +69,7 @@ class TwoTower(RankingModel):
         self.normalize, self.temperature = spec.normalize, spec.temperature
         self.item_id_dropout = spec.item_id_dropout
         self.bias = nn.Parameter(torch.zeros((), dtype=inputs.dtype))
-        # No buffer: it is of the data, not of the model, and a warm start on other data has its own.
+        # Not a buffer, because it depends on the data: a warm start on other data computes its own.
         self.log_probabilities = torch.zeros(0, dtype=inputs.dtype)
 
     def begin(self, data: PreparedData) -> None:
@@ -92,7 +92,7 @@ class TwoTower(RankingModel):
         items = [*columns_of((ITEM, *self.item_features), self.dim), *numbers[of_context:]]
         found = self.making_vectors() | self.reading(context, "tower") | self.reading(items, "item_tower")
         if self.item_tower is not None:
-            # In the product with the user's new columns those of the item begin at zero, as its row's would.
+            # New columns of the item's vector begin at zero, as in a row, so that the product does not change.
             made = Axis(tuple(((), RowColumn(column)) for column in range(self.dim)), reads=False)
             last = f"item_tower.{len(self.item_tower) - 1}"  # type: ignore[arg-type]
             for part in ("weight", "bias"):

@@ -40,7 +40,7 @@ class Wukong(ClickModel):
     def __init__(self, embeddings: nn.Module, spec: WukongSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
         if self.dim < 2:
-            raise ValueError("wukong normalises each vector, and of one column nothing is left: use embedding_dim 2")
+            raise ValueError("wukong normalises each vector, which leaves nothing of one column: use embedding_dim 2")
         num_vectors, seed, dtype = len(self.features) + bool(self.num_dense), inputs.seed, inputs.dtype
         sizes = [self.num_dense, *spec.hidden, self.dim]
         self.bottom = mlp(sizes, seed=seed + 1, dtype=dtype) if self.num_dense else None

@@ -34,7 +34,7 @@ class Platt(Calibrator):
         low, high = smoothed_targets(labels, weights)
         targets, shares = np.where(labels > 0.5, high, low), weights / weights.sum()
         center, scale = float(shares @ logits), max(float(logits.std()), 1e-12)
-        # Of z with mean 0 and deviation 1, so that one bound on the gradient suits scores of any size.
+        # Standardized log odds, so that one bound on the gradient suits scores of any size.
         columns = np.stack([(logits - center) / scale, np.ones_like(logits)])
         found = _newton(columns, targets, shares)
         slope = float(found[0]) / scale
@@ -70,7 +70,7 @@ def _newton(columns: Float64s, targets: Float64s, shares: Float64s) -> Float64s:
             if (value := loss(trial)) <= now:
                 break
             length /= 2.0
-        else:  # Rounding alone is left between here and the minimum.
+        else:  # only rounding separates this point from the minimum
             break
         point, now = trial, value
     return point

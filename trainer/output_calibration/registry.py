@@ -35,7 +35,7 @@ def fit(
     scores, values, counts = scores[counted], values[counted], counts[counted]
     positives = int((values > 0.5).sum())
     if positives in (0, len(values)):
-        which = "no row" if not len(values) else f"labels of {'1' if positives else '0'} alone"
+        which = "no row" if not len(values) else f"only labels of {'1' if positives else '0'}"
         return Uncalibrated(f"the validation rows have {which}: give them a larger share (evaluation.split.validation)")
     if not np.isfinite(scores).all():
         return Uncalibrated("scores of validation rows are not finite")

@@ -94,7 +94,7 @@ def _turned(targets: Floats, run: Run, data: PreparedData, table: str, parent: C
     """Rotate the targets, in place, into the basis of the parent's rows; return words for the log message."""
     inheritance_of(run.job, run.dataset, parent)
     rows_of_parent = data.parent_rows(table)
-    # A file without a name: tables are larger than memory.
+    # A file without a name, because tables may be larger than memory.
     scratch = data.directory / f".{ANCHOR_FILE}.parent"
     parent_vectors = np.lib.format.open_memmap(scratch, "w+", np.float32, targets.shape)
     scratch.unlink()
@@ -110,7 +110,8 @@ def _turned(targets: Floats, run: Run, data: PreparedData, table: str, parent: C
         rotation = procrustes(targets, parent_vectors, source_rows=both, target_rows=both).astype(np.float32)
     except TooFewShared as error:
         raise ValueError(
-            f"publish.anchor: the parent's rows cannot be set against the served ones: {error}; or leave the anchor out"
+            f"publish.anchor: the parent's rows cannot be aligned with the served rows: {error}; "
+            "or leave the anchor out"
         ) from None
     for part in chunks(len(targets), CHUNK_ROWS):
         targets[part] = targets[part] @ rotation
@@ -160,8 +161,8 @@ def _anchored(job: JobSpec, data: PreparedData) -> list[str]:
     """Return the keys of batches whose rows are anchored."""
     assert job.publish is not None
     if job.model.reads_sequences:
-        # Targets and negatives are looked up for what is beside the vector, or are far too many.
+        # Keys of targets and negatives read columns after the vector, or have far too many rows.
         return [job.publish.feature]
     table = next(key.table for key in data.keys if key.name == job.publish.feature)
-    # Of a list that is pooled no row is seen by itself.
+    # The rows of a pooled list are not seen one by one.
     return [key.name for key in data.keys if key.table == table and not (key.is_list and job.model.pools)]

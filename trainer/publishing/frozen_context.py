@@ -134,7 +134,7 @@ class FrozenContext(nn.Module):
                 are trained. False if it is whole tables.
         """
         super().__init__()
-        # In a tuple: as a submodule its parameters would be found twice.
+        # In a tuple: as a submodule, its parameters would be registered twice.
         self._embeddings, self._masks, self._dim, self._own_half = (embeddings,), masks, dim, own_half
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
@@ -146,7 +146,7 @@ class FrozenContext(nn.Module):
         with torch.no_grad():
             fixed = _wait(embeddings(frozen))
         rows = _wait(embeddings(trained))
-        # Blocks stand in the same order: it is the plan's.
+        # Both results have their blocks in the same order, that of the plan.
         return KeyedTensor(rows.keys(), rows.length_per_key(), rows.values() + fixed.values())
 
     def _without_context(self, part: JaggedTensor, ids: JaggedTensor) -> JaggedTensor:
@@ -181,7 +181,7 @@ class FrozenContext(nn.Module):
 
 
 def _wait(rows: Any) -> Any:
-    # Of sharded tables: a promise of rows.
+    # Sharded tables return an awaitable of rows.
     return rows.wait() if hasattr(rows, "wait") else rows
 
 

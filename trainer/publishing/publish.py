@@ -80,7 +80,7 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
     if spec.align and num_evident < needed:
         print(
             f"{num_evident} ids have evidence, and {needed} are needed to align a version onto another one: the next "
-            "version will begin a new generation; with publish.align: false, of warm starts, it goes on",
+            "version will begin a new generation; with publish.align: false, warm starts continue the generation",
             flush=True,
         )
     comparison = None if spec.is_repeated else comparison_of(run)
@@ -140,8 +140,8 @@ def _check_is_last(run: Run, checkpoint: Checkpoint) -> None:
         is_last, of = position.step >= last_step, str(last_step)
     if not is_last and not position.stopped:
         raise CheckpointError(
-            f"{checkpoint.path} is the newest valid checkpoint, of step {position.step} of {of}: what was saved after "
-            "it is damaged; retry the job, which trains on from there"
+            f"{checkpoint.path} is the newest valid checkpoint, of step {position.step} of {of}: later checkpoints are "
+            "damaged; retry the job, which continues training from there"
         )
 
 
@@ -163,7 +163,7 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     data = PreparedData.open(run.data)
     table = next(key.table for key in data.keys if key.name == run.job.publish.feature)
     dim = run.job.model.embedding_dim
-    # Rows count their steps from where they were initial, which MEDA may have made later.
+    # Steps are counted from the rows' last initial values, which MEDA may have reset later.
     first_step = max(0, TrainingRecord.of(checkpoint).position.first_step - TablesRecord.of(checkpoint).birth_step)
     ids, taken = id_maps(checkpoint)[table].ids, taken_rows(checkpoint, table)
     keys = keys_of(ids)
@@ -196,7 +196,7 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
         keys[order],
         vectors,
         norms=norms,
-        # What histories or drawn negatives alone have trained is newer than before, too.
+        # Rows that only histories or drawn negatives have trained are newer than before, too.
         evidence=(last > first_step) & (occurrences > 0) & (norms > NORM_FLOOR),
         counts=counts,
     )
@@ -242,7 +242,7 @@ def _with_held_rows(run: Run, collection: Collection, vectors: ItemVectors) -> I
     except StoreUnavailable:
         raise
     except StoreError as error:
-        print(f"what held version {run.start_version} found is not known, so it is carried: {error}", flush=True)
+        print(f"held version {run.start_version} cannot be read, so only this run has evidence: {error}", flush=True)
         return vectors
 
 
@@ -290,7 +290,7 @@ def _retired(run: Run, checkpoint: Checkpoint, store: Store, parent_version: str
     parent = store.collection(run.job.publish.collection).open(parent_version)
     if parent.manifest.job != run.run_id:
         return retired
-    # Ids that have a row are no tombstones, whatever names them.
+    # An id that has a row is no tombstone, whatever lists it as one.
     own = arrow_of(parent.keys[parent.items().renewed])
     return pa.concat_arrays([retired, own.cast(retired.type)])
 

@@ -56,7 +56,7 @@ def _served_type(run: Run, collection: str) -> str | None:
     try:
         return str(open_store(run.store_url).collection(collection).manifest(run.parent_version)["id_type"])
     except StoreError:
-        # What the stage says of a version that is gone or damaged is more.
+        # The refresh stage reports a missing or damaged version in more detail.
         return None
 
 

@@ -84,7 +84,7 @@ class _Publisher:
                 # The disk may be full for the event too.
                 with contextlib.suppress(OSError):
                     self._emit("info", message=f"a version could not be published ({type(error).__name__}: {error}): "
-                               "training goes on, and the next that is due is tried")  # fmt: skip
+                               "training continues, and the next due version is tried")  # fmt: skip
 
     def publish_if_due(self) -> None:
         """Publish the newest checkpoint if a publication is due and its step is later than the last version's."""
@@ -113,7 +113,7 @@ class _Publisher:
         run = self._run
         fence(run)
         self._step = last_step(self._store, self._spec.collection, run.run_id, fence=lambda: fence(run))
-        # Batches are whole until the last: so many rows were published.
+        # All batches but the last are full, so this is the number of published rows.
         self._rows = max(0, self._step) * run.job.batch_size
         self._at = time.monotonic() - self._seconds_since_last()
 
@@ -129,7 +129,7 @@ class _Publisher:
             times = [str(event.fields["time"]) for event in itertools.islice(read_events(self._run.directory), 1)]
         now = datetime.datetime.now(datetime.UTC)
         ages = [(now - datetime.datetime.fromisoformat(one)).total_seconds() for one in times]
-        # Clocks of hosts differ.
+        # An age may be negative, because the clocks of hosts differ.
         return max(0.0, min(ages, default=0.0))
 
     def _newest(self) -> tuple[Path, Position] | None:
@@ -163,7 +163,7 @@ class _Publisher:
 
 
 def _link(source: str, target: str) -> Any:
-    # Files of a checkpoint are never written to again. A copy where the file system has no links.
+    # A link is safe, because files of a checkpoint are never written to again. Copy if the file system has no links.
     try:
         os.link(source, target)
     except OSError:

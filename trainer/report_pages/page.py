@@ -156,7 +156,7 @@ def _panel(axes: Any, panel: Panel) -> None:
     axes.grid(alpha=0.3, linewidth=0.5)
     ticks = sorted({x for curve in panel.curves.values() for x, *_ in curve})
     if "x" in panel.log and len(ticks) <= MOST_TICKS:
-        # At the values themselves: powers of ten would be fewer.
+        # Ticks at the values themselves, because powers of ten would be too few.
         axes.set_xticks(ticks, [f"{x:.3g}" for x in ticks])
         axes.minorticks_off()
     elif panel.x == "epoch":

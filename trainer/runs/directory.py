@@ -193,7 +193,7 @@ def revoke(directory: Path | str) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
-    # Its process may hold the lock for as long as it is stopped: the next attempt takes another file.
+    # Its process may hold the lock for as long as it is suspended: the next attempt uses another lock file.
     with contextlib.suppress(FileNotFoundError):
         (folder / LOCK_FILE).unlink()
 

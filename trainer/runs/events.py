@@ -52,7 +52,7 @@ TERMINAL_STATES = ("succeeded", "failed", "cancelled")
 
 
 class Event(NamedTuple):
-    """One event and the byte offset just after it, from which reading can go on."""
+    """One event and the byte offset just after it, from which reading can continue."""
 
     end: int
     fields: dict[str, Any]

@@ -94,10 +94,10 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, ResourceError):
         return Failure("no_resources", message, "see `evenkeel doctor`", retryable=True)
     if isinstance(error, ServiceAwayError):
-        remedy = "see that EVENKEEL_INTERNAL_URL leads from the cluster to the service; what was trained is kept"
+        remedy = "check that the cluster reaches the service at EVENKEEL_INTERNAL_URL; the checkpoints are kept"
         return Failure("service_away", message, remedy, retryable=True)
     if isinstance(error, StorageError):
-        return Failure("storage", message, "see the message; what was put before is kept", retryable=True)
+        return Failure("storage", message, "see the message; files stored before are kept", retryable=True)
     if isinstance(error, LeaseLostError):
         return Failure("given_up", message, "look at the run's newer attempt")
     if isinstance(error, MemoryError):
@@ -111,11 +111,11 @@ def classify(error: BaseException) -> Failure:
     if type(error).__name__ == "CheckpointError":
         return Failure("checkpoint", message, "see the message; the newest valid checkpoint is used on retry", True)
     if type(error).__name__ == "FormatVersionError":
-        return Failure("checkpoint", message, "another attempt with this version ends alike")
+        return Failure("checkpoint", message, "another attempt with this version would fail in the same way")
     if type(error).__name__ == "StoreBusy":
         return Failure("store_busy", message, "end the writer that is stuck; what was trained is kept", True)
     if type(error).__name__ == "StoreUnavailable":
-        remedy = "see that the store's server is up and takes writes; what was trained is kept"
+        remedy = "check that the store's server runs and accepts writes; the checkpoints are kept"
         return Failure("store_away", message, remedy, retryable=True)
     if isinstance(error, PermissionError):
         return Failure("not_permitted", message, "let the user that the run has read and write there, then retry")
@@ -124,7 +124,7 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, ValueError):
         return Failure("bad_input", message, "correct what the message names")
     if isinstance(error, OSError):
-        return Failure("io_error", message, "check the disk that is named; it is tried again", retryable=True)
+        return Failure("io_error", message, "check the disk that is named; the job is tried again", retryable=True)
     return Failure("internal", f"{type(error).__name__}: {message}", "see the run's log; this is a fault of evenkeel")
 
 
@@ -173,7 +173,7 @@ def cause(folder: Path, error: BaseException, died: bool = False) -> Failure:
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
     return Failure(
         "worker_died",
-        f"a worker ended without a word: {first_line}",
-        "it is tried again; if it keeps dying, look for the kernel's out-of-memory killer and see the run's log",
+        f"a worker ended without an error message: {first_line}",
+        "the job is tried again; if it keeps failing, look for the kernel's out-of-memory killer and see the run's log",
         retryable=True,
     )

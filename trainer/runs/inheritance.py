@@ -90,7 +90,7 @@ def inherit(
         more = "features, and the job has others" if found.is_changed else "columns, and the job's vectors have more"
         for name in ("anchor", "frozen_context"):
             if getattr(job.publish, name) is not None:
-                why = f"holds items to what the parent learned from its {more}"
+                why = f"keeps items close to what the parent learned from its {more}"
                 raise_if_invalid([FieldProblem(f"publish.{name}", why, "leave it out for this run, or the change")])
     return found
 
@@ -124,24 +124,24 @@ def _model_problems(model: ModelSpec, parent: ModelSpec) -> Iterator[FieldProble
 def _remedy_of_layers(model: ModelSpec, name: str, there: tuple[int, ...]) -> str | None:
     """Return the remedy if hidden layers cannot continue from a parent's, None if they can.
 
-    An added layer begins as the identity: behind a ReLU, its own ReLU changes nothing.
+    An added layer begins as the identity: its own ReLU changes nothing in the output of a previous ReLU.
     """
     here = getattr(model, name)
     deeper, may_be = len(here) > len(there), name in model.fields_that(May.DEEPEN_ON_WARM_START)
     if len(here) < len(there) or any(new < old for new, old in zip(here, there, strict=False)):
         return f"use as many layers of these sizes or larger ones{', or more' if may_be else ''}"
     if getattr(model, "residual", False):
-        return "leave the sizes, since a shortcut adds units to units (residual)"
+        return "keep the sizes, since a shortcut adds units to units (residual)"
     if not deeper:
         return None
     if not may_be:
-        return "use as many layers: only behind ReLU can another one begin without a change of scores"
+        return "use as many layers: only after a ReLU can one be added without a change of scores"
     if not there:
-        return "leave it without layers: a first one cannot begin without a change of scores"
+        return "keep it without layers: a first layer would change the scores"
     if getattr(model, "batch_norm", False):
-        return "use as many layers: another one would normalise what it passes on (batch_norm)"
+        return "use as many layers: an added one would normalise its inputs (batch_norm)"
     if min(here[len(there) :]) < there[-1]:
-        return f"give each layer behind the parent's at least as many units as its last, {there[-1]}"
+        return f"give each layer after the parent's at least as many units as its last, {there[-1]}"
     return None
 
 
@@ -171,7 +171,7 @@ def _table_problems(job: JobSpec, found: Inheritance, stored: Mapping[str, Any])
         for field_name in Table.model_fields:
             was, asked = getattr(there, field_name), getattr(here, field_name)
             if was != asked:
-                why = f"the parent's rows are of {was}, the job asks for {asked}"
+                why = f"the parent's table has {field_name} {was}, the job asks for {asked}"
                 yield FieldProblem(f"tables.{name}.{field_name}", why, "use the same, or leave init_from out")
 
 
@@ -184,7 +184,7 @@ class _Matching:
         self._dims = parent_dim, job.model.embedding_dim
         start = job.init_from
         self._dropped = () if start is None else start.dropped
-        # Named for an earlier refresh: the parent has the new name already.
+        # Entries for an earlier refresh have no effect: the parent already has the new name.
         renamed = {} if start is None else {old: new for old, new in start.renamed.items() if old in there}
         self._renamed = renamed
         self._former = {new: old for old, new in renamed.items()}
@@ -219,7 +219,7 @@ class _Matching:
                 yield FieldProblem(f"init_from.renamed.{old}", f"the dataset has no '{new}'", "name a feature of it")
             elif new in self._there:
                 yield FieldProblem(
-                    f"init_from.renamed.{old}", f"the parent read '{new}' too", "leave it out: features go on by name"
+                    f"init_from.renamed.{old}", f"the parent read '{new}' too", "leave it out: names are matched"
                 )
             elif old in self._here:
                 yield FieldProblem(
@@ -247,8 +247,8 @@ class _Matching:
                 "model.embedding_dim",
                 f"the parent was trained with {self._dims[0]}, the job asks for {self._dims[1]}, and products of "
                 "columns that all begin at zero never learn",
-                f"use {self._dims[0]}, have a feature of ids whose table no other one reads and init of kind hash or "
-                "normal, or leave init_from out",
+                f"use {self._dims[0]}, use a feature of ids that shares its table with no other feature, with init of "
+                "kind hash or normal, or leave init_from out",
             )
         if not self._fresh:
             yield from self._unsilent()
@@ -296,8 +296,8 @@ class _Matching:
     def _shared(self, name: str, before: str, table: str) -> FieldProblem:
         return FieldProblem(
             f"features.{name}.shares",
-            f"the parent read rows of table '{before}', which others of its features read or do not, the dataset "
-            f"has table '{table}'",
+            f"features share tables differently: the parent read it from table '{before}', the dataset has table "
+            f"'{table}'",
             "share tables as the parent did, give the feature another name, or leave init_from out",
         )
 
@@ -306,7 +306,7 @@ class _Matching:
             return
         here, there = (one.items is not None and bool(one.items.features) for one in (self._dataset, self._parent))
         if here != there:
-            kinds = {True: "those of a tower over features of items", False: "rows"}
+            kinds = {True: "computed by a tower over features of items", False: "rows of a table"}
             yield FieldProblem(
                 "items",
                 f"the parent's vectors of items are {kinds[there]}, the job's are {kinds[here]}",
@@ -327,7 +327,7 @@ class _Matching:
             return self._here["item"].shares or "item", 1
         read = [one.shares or name for name, one in self._here.items() if one.has_ids]
         alone = [table for table in self._tables() if read.count(table) == 1]
-        # Vectors of items are published: theirs begin as they were.
+        # Prefer another table to that of items, whose vectors are published and should begin as they were.
         return min(((table, 0) for table in alone), key=lambda one: one[0] == "item", default=None)
 
     def _unsilent(self) -> Iterator[FieldProblem]:
@@ -336,11 +336,11 @@ class _Matching:
         for name in self._added:
             why = None
             if takes == "none":
-                why = f"{kind} normalises all features together, so that none can begin without a change of its scores"
+                why = f"{kind} normalises all features together, so every added feature changes the scores"
             elif takes == "own_rows" and self._here[name].has_ids and not self._own_rows(name):
-                why = f"{kind} adds rows to its scores without a weight, and those of '{name}' are trained already"
+                why = f"{kind} adds rows to its scores without a weight, and the rows of '{name}' are already trained"
             if why is not None:
-                remedy = "set init_from: {added: fresh} to have scores begin elsewhere, or leave the feature out"
+                remedy = "set init_from: {added: fresh} to accept other scores at the start, or leave the feature out"
                 yield FieldProblem(f"features.{name}", why, remedy)
 
     def inheritance(self) -> Inheritance:
@@ -351,7 +351,7 @@ class _Matching:
         if self._gone:
             notes.append(f"init_from: {_listed(self._gone)} of the parent dropped")
         notes += [
-            f"init_from: '{name}' goes on with what the parent learned of '{former}'"
+            f"init_from: '{name}' continues with what the parent learned of '{former}'"
             for name, former in self._features.items()
             if name != former
         ]
@@ -360,9 +360,9 @@ class _Matching:
             notes.append(f"init_from: vectors have {after} columns, of which the first {before} are the parent's")
             if self._job.publish is not None:
                 notes.append(
-                    f"publish: no rotation leads from {before} coordinates to {after}: where the served version of "
-                    f"'{self._job.publish.collection}' has {before}, the gate holds the new one, which begins "
-                    "an anchor generation; publish to another collection to leave consumers as they are"
+                    f"publish: no rotation maps {before} coordinates to {after}: if the served version of "
+                    f"'{self._job.publish.collection}' has {before}, the gate holds the new version, which "
+                    "begins a new anchor generation; to change nothing for consumers, publish to another collection"
                 )
         return Inheritance(
             self._features,
@@ -426,7 +426,7 @@ def check_columns(
                 f"features.{name}",
                 f"the parent read column '{former}' ({part}), the dataset reads '{column}'",
                 f"read '{former}' again, or give the feature that reads '{column}' a name of its own; a renamed column "
-                f"is taken where the file has no '{former}' any more and the parent's rows had no '{column}'",
+                f"is accepted if the file has no '{former}' any more and the parent's rows had no '{column}'",
             )
             raise InvalidFieldsError([problem])
         notes.append(f"'{name}' reads column '{column}', which takes the place of the parent's '{former}'")

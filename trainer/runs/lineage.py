@@ -66,7 +66,7 @@ def _inherited(run: Run) -> list[str]:
         return []
     from trainer.runs.parents import check_parent
 
-    # The run itself has checked it: the parent's directory may be another's now.
+    # The run has checked this itself; its parent's directory may belong to another run by now.
     with contextlib.suppress(ValueError, OSError):
         return check_parent(run.job, run.dataset, Path(run.init_checkpoint).parent)
     return []

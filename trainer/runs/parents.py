@@ -43,7 +43,7 @@ def start_of(init_from: InitFrom, published: str | None, store_url: str, runs: P
         held = sound_version(collection) if init_from.goes_on(published) and collection.exists() else None
         manifest = held or collection.manifest(version)
     except StoreUnavailable:
-        raise  # the version may well be there: to train from nothing is no remedy
+        raise  # the version may well exist: training from initial values is no remedy
     except StoreError as error:
         raise ValueError(
             f"init_from.collection: {error}; or leave init_from out for the first training, or give --init RUN_DIR"
@@ -88,19 +88,19 @@ def check_parent(job: JobSpec, dataset: DatasetSpec, parent: Path) -> list[str]:
         document = json.loads((parent / RUN_FILE).read_text("utf-8"))
         stored, parent_dataset = document["job"], parse_dataset(document["dataset"], str(parent / RUN_FILE))
     except (OSError, ValueError, KeyError):
-        return []  # on another host, or of a version that had other fields: the checkpoint says what it was
+        return []  # on another host, or written by a version with other fields: the run checks the checkpoint instead
     found = inherit(job, dataset, stored, parent_dataset)
     return [*found.notes, *check_columns(job, dataset, parent_dataset, found)]
 
 
 def _checkpoints(run_id: str, runs: Path, named: str) -> Path:
     """Return the folder of checkpoints of the run with this id, below ``runs``; ValueError if there is none."""
-    # Most are in a folder of their own name, or of it without the random end (trainer.launch.in_process).
+    # Most are in a folder named like the run, perhaps without the random end (trainer.launch.in_process).
     likely = [runs / run_id, runs / run_id.rpartition("-")[0]]
     for directory in [*likely, *(file.parent for file in sorted(runs.glob(f"*/{RUN_FILE}")))]:
         if _run_id(directory) == run_id and (directory / CHECKPOINTS).is_dir():
             return (directory / CHECKPOINTS).resolve()
-    raise ValueError(f"init_from: {named} is of run {run_id}, which is not below {runs}: give --init RUN_DIR")
+    raise ValueError(f"init_from: {named} was written by run {run_id}, which is not below {runs}: give --init RUN_DIR")
 
 
 def _run_id(directory: Path) -> str | None:

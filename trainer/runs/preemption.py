@@ -28,14 +28,14 @@ def main() -> int:
     try:
         run = read_run(Path(os.environ[RUN_DIR_VARIABLE]))
     except (KeyError, ValueError) as error:
-        # The pod ends in any case: there is nobody to tell.
-        print(f"no run is told that its machine goes: {error}", file=sys.stderr)
+        # The pod ends in any case, so a message is enough.
+        print(f"no run was asked to stop before its machine shuts down: {error}", file=sys.stderr)
         return 0
     deadline = time.monotonic() + float(os.environ.get(STOP_SECONDS_VARIABLE, _DEFAULT_SECONDS))
     if str(run.attempt) != os.environ.get(ATTEMPT_VARIABLE, str(run.attempt)):
         return 0
     if _is_at_work(run):
-        run.ask_to_stop("its machine goes")
+        run.ask_to_stop("its machine shuts down")
     while _is_at_work(run):
         if time.monotonic() > deadline:
             return 1

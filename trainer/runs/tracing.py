@@ -77,7 +77,7 @@ def resource(**attributes: str) -> Resource:
 def _provider() -> TracerProvider | None:
     """Return the provider; None if traces are off, or if a setting is wrong, after one warning.
 
-    The service calls :func:`provider` instead, so a wrong setting keeps it from starting. A run only goes untraced.
+    The service calls :func:`provider` instead, so a wrong setting stops its start. A run continues without traces.
     """
     try:
         return provider()

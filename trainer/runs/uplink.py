@@ -240,7 +240,7 @@ class Uplink:
                 return
 
     def _finish(self) -> None:
-        # Before the last event, which says how the attempt ended and not whether another one may help.
+        # Sent before the last event, because that event does not say if a retry may help.
         exit_file = self._run.directory / EXIT_FILE
         if exit_file.exists():
             self._service.ask("PUT", "/exit", content=exit_file.read_bytes())
@@ -262,7 +262,7 @@ class Uplink:
         if 0 <= there - self._base <= _size(self._events) - self._begin:
             self._at = self._begin + there - self._base
         else:
-            # A copy that is not of this file any more (a restored backup): it goes on where it ends.
+            # The copy is no longer one of this file (a restored backup): continue at the copy's end.
             self._base = there - (self._at - self._begin)
             self._remember()
         return True
@@ -274,7 +274,7 @@ class Uplink:
             with contextlib.suppress(LeaseLostError):
                 write_json(self._run.directory / RUN_FILE, document, fence=self._run.fence)
         except OSError:
-            return  # with the old one, so that the next answer brings another
+            return  # keep the old token: the next answer brings a new one again
         self._service.token = token
 
     def _echo(self) -> None:
@@ -282,7 +282,7 @@ class Uplink:
         try:
             with open(self._log, "rb") as file:
                 if os.path.samestat(os.fstat(file.fileno()), os.fstat(1)):
-                    return  # it is where the output goes anyway
+                    return  # stdout is the log file itself
                 file.seek(self._log_at)
                 while text := file.read(BATCH_BYTES):
                     self._log_at += len(text)

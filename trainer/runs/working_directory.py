@@ -39,7 +39,7 @@ def _hold(lock: Path) -> int:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(lock)):
                 return descriptor
-        os.close(descriptor)  # somebody has just removed it with the directory
+        os.close(descriptor)  # another process has just removed the lock with the directory
 
 
 def _remove_left(lock: Path) -> None:

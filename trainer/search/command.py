@@ -1,9 +1,9 @@
 """``evenkeel search SPEC.yaml SEARCH.yaml``: trials of a job with other values of its fields, by Ray Tune on this host.
 
 ``python -m trainer.search.command SPEC.yaml SEARCH.yaml [--directory D] [--json]``. SPEC.yaml has a dataset and a job,
-SEARCH.yaml the fields to try, the metric and the number of trials. The same command and ``--directory`` again goes on
-with a search that was stopped. Trials train on the same rows, which are prepared once, and publish nothing; the job of
-the best one, by the best of its epochs on validation rows, is written as ``best.yaml``.
+SEARCH.yaml the fields to try, the metric and the number of trials. The same command with the same ``--directory``
+continues a stopped search. Trials train on the same rows, which are prepared once, and publish nothing. The job of the
+best trial, by the best of its epochs on validation rows, is written as ``best.yaml``.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class SearchFolder:
         folder = cls(path.resolve(), search, job, dataset)
         file, document = folder.path / SEARCH_FILE, folder._document()
         if file.exists():
-            # Folders of versions whose default was at_read do not say it.
+            # Versions whose default was at_read did not record it.
             there = {"decay": "at_read", **json.loads(file.read_text("utf-8"))}
             there["job"] = to_run(there.get("job"))
             changed = [name for name in document if there.get(name) != document[name]]
@@ -128,7 +128,7 @@ class SearchFolder:
         measured = {epoch: value for epoch, value in figures.items() if value is not None}
         epoch = max(measured, key=lambda one: (self._goodness(measured[one]), -one), default=None)
         ended = exit_of(run)
-        # One that ASHA ended was asked to stop, and has ended as cancelled.
+        # A trial that ASHA ended was asked to stop, so its run has ended as cancelled.
         state = {"succeeded": "done", "cancelled": "stopped", None: "not ended"}.get(ended.get("state"), "failed")
         error = ended.get("error", {}).get("message") if state == "failed" else trial.get("error")
         return TrialResult(

@@ -103,7 +103,7 @@ def deciding_packages() -> dict[str, str]:
 
 
 def facts(records: Sequence[Record]) -> str:
-    """Return command, date, machine, versions, run time of the runs behind a table."""
+    """Return the command, date, machine, versions and run time of the runs that a table shows."""
     unique = {record["key"]: record for record in records}.values()
     days = sorted({record["finished_at"][:10] for record in unique})
     packages: dict[str, set[str]] = {}

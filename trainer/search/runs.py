@@ -1,6 +1,6 @@
 """Runs of trials: detached processes (trainer.runs.run_process), followed through the files of their directories.
 
-A trial whose run was killed, or whose command was, takes the run up again where its checkpoints are.
+If the run of a trial, or the command, was killed, the trial continues the run from its checkpoints.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ NOT_SEARCHED = {
     "labels": "they change nothing",
     "dataset": "trials compare on the same rows",
     "evaluation": "trials compare on the same rows by the same metrics",
-    "init_from": "it says which rows a job goes on from",
+    "init_from": "it names the model from which a job continues",
     "publish": "trials publish nothing",
     "tracking": "it changes nothing",
     "checkpoint": "it changes nothing",
@@ -33,9 +33,11 @@ NOT_SEARCHED = {
     "epochs": "the scheduler compares trials epoch by epoch",
 }
 """Fields of a job that are no hyperparameters, with the reason."""
-_NO_NUMBER = FieldProblem("metric", "the job measures tables alone", "name a number in evaluation.metrics")
+_NO_NUMBER = FieldProblem(
+    "metric", "the job's only metrics are tables, not numbers", "name a number in evaluation.metrics"
+)
 
-# What makes no whole number of whole ends: the golden section.
+# The golden section, which makes a number between whole ends that is not whole.
 _NOT_WHOLE = (3 - 5**0.5) / 2
 
 Ends = Annotated[tuple[float, float], Field(min_length=2, max_length=2)]
@@ -56,7 +58,7 @@ class Distribution(Spec):
         if ends is not None and not ends[0] < ends[1]:
             raise ValueError(f"{ends[0]:g} is not below {ends[1]:g}: give the lower end first")
         if self.loguniform is not None and self.loguniform[0] <= 0.0:
-            raise ValueError("loguniform is of numbers above 0: raise the lower end, or use uniform")
+            raise ValueError("loguniform needs numbers above 0: raise the lower end, or use uniform")
         return self
 
     @property
@@ -77,8 +79,8 @@ class SearchSpec(Spec):
     ``metric``: metric of the validation rows that trials compare by; None: the one that ``watched_metric`` returns.
     ``parallelism``: number of trials at once.
     ``scheduler``: ``asha`` compares trials after ``grace_epochs``, then after ``reduction_factor`` times as many, and
-    so on. It ends a trial that is not in the best 1 / ``reduction_factor`` of those that came so far (Li et al., A
-    System for Massively Parallel Hyperparameter Tuning, MLSys 2020). ``none`` trains every trial to its end.
+    so on. It ends a trial that is not among the best 1 / ``reduction_factor`` of the trials that got so far (Li et al.,
+    A System for Massively Parallel Hyperparameter Tuning, MLSys 2020). ``none`` trains every trial to its end.
     """
 
     space: dict[str, Distribution] = Field(min_length=1)

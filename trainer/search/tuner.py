@@ -1,6 +1,6 @@
-"""A search in Ray Tune, on a Ray of its own that lives as long as the command.
+"""A search in Ray Tune, in a Ray instance of its own that ends with the command.
 
-A trial is a run of its own, whose validation figures are handed on epoch by epoch.
+A trial is a run of its own, whose validation figures are reported to Tune epoch by epoch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TrialError(RuntimeError):
 class Trial(tune.Trainable):
     """A detached run (trainer.runs.run_process), followed through its events.
 
-    A trial that begins again, after the search was killed, takes up the run where its checkpoints are.
+    If the search was killed, the next one continues the trial's run from its checkpoints.
     """
 
     folder: SearchFolder
@@ -50,7 +50,7 @@ class Trial(tune.Trainable):
     has_begun: bool
 
     def setup(self, config: dict[str, Any]) -> None:
-        # Runs are forked from it: what they import is paid for once, for all trials of this process.
+        # All runs of this process are forked from one pool, which does their imports once.
         self._warm_pool = WarmPool()
         self.has_begun = False
         self.reset_config(config)
@@ -59,7 +59,7 @@ class Trial(tune.Trainable):
         """Make this process serve another trial; return True, which tells Ray that this is supported."""
         self._end_run()
         self._values = dict(config)
-        # The rows' path is one as the command saw it; Ray has a directory of its own.
+        # The path of the rows is relative to the command's working directory; Ray has changed it.
         os.chdir(self._values.pop(WORKING_DIRECTORY))
         self.folder = SearchFolder.open(Path(self._values.pop(FOLDER)))
         self.run = TrialRun(self.folder.run_of(self.trial_id), self._warm_pool)
@@ -152,7 +152,7 @@ def scheduler(folder: SearchFolder) -> TrialScheduler:
 def run(folder: SearchFolder, tell: Callable[[str], Any]) -> None:
     """Run the trials that have not ended, as many at once as the search says.
 
-    They go on where an earlier call was killed. ``tell`` is called with a line for every trial that ends.
+    They continue where an earlier call was killed. ``tell`` is called with a line for every trial that ends.
     """
     search, resources = folder.search, folder.job.resources
     cpus, gpus = (resources.num_workers * each for each in (resources.cpus_per_worker, resources.gpus_per_worker))

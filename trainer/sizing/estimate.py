@@ -26,9 +26,9 @@ from trainer.spec import DatasetSpec, Feature, JobSpec
 from trainer.spec.models.sequences import PieceSpec
 
 EXACT_ROWS = 20_000_000
-"""Most rows of which distinct ids are counted; with more rows they are bounded by the files' statistics."""
+"""Distinct ids are counted up to this number of rows; with more rows, the files' statistics give an upper bound."""
 
-# Rough: one CPU core at small matrices; memory-bound row traffic; Python, autograd and collectives per step.
+# Rough speeds: a CPU core with small matrices; memory traffic of rows; overhead of Python and collectives per step.
 _FLOPS_PER_SECOND = 15e9
 _ROW_BYTES_PER_SECOND = 3e9
 _STEP_SECONDS = 0.004
@@ -101,11 +101,11 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     split = job.evaluation.split
     negatives = dataset.negatives
     examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not plan.is_bpr else 0))
-    # per_user_last holds out rows by user, whose number is not looked up here: its share is bounded by 0.
+    # per_user_last holds out rows of each user. The number of users is unknown here: assume that no row is held out.
     held = 0.0 if split.kind == "per_user_last" else split.validation + split.test
     train_examples = max(1, int(examples * (1.0 - held)))
     if isinstance(job.model, PieceSpec):
-        # Pieces of sequences, of which each user may have a short one more.
+        # Examples are pieces of sequences; each user may have one more, shorter piece.
         train_examples = -(-train_examples // job.model.length)
     steps = -(-train_examples // job.batch_size)
     total_bytes = memory.total * workers + RUN_BYTES
@@ -133,7 +133,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
         arithmetic=[
             f"table rows = {bound} + padding + unknown: at most {rows:,} in all",
             *arithmetic(job, memory),
-            f"all ranks and the run beside them = {workers} x {memory.total:,} + {RUN_BYTES:,} = {total_bytes:,}",
+            f"all ranks and the run's other processes = {workers} x {memory.total:,} + {RUN_BYTES:,} = {total_bytes:,}",
             f"steps per epoch = {train_examples:,} training examples / batch size {job.batch_size:,} = {steps:,}",
             f"seconds per epoch = {steps:,} steps x {step_seconds * 1000:.1f} ms (rough: within a factor of 3)",
         ],
@@ -168,7 +168,7 @@ def _seconds_per_step(job: JobSpec, ids: Mapping[str, float], shape: RowShape) -
     """Estimate the time of a step from a worker's multiply-adds in the dense part and its memory traffic of rows."""
     samples = job.batch_size / job.resources.num_workers
     size = size_of(job, ids, shape)
-    # Forward, and twice that for backward; as often as regularizers of dropout run the dense part, and twice with SAM.
+    # Two operations each, for forward and twice for backward; repeated for passes of dropout regularizers, and for SAM.
     arithmetic = 6.0 * size.multiply_adds * samples / (_FLOPS_PER_SECOND * job.resources.cpus_per_worker)
     traffic = samples * sum(ids.values()) * job.model.embedding_dim * FLOAT_BYTES * 10 / _ROW_BYTES_PER_SECOND
     passes = job.regularizers.dropout_method.passes

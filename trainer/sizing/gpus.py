@@ -143,7 +143,7 @@ def cluster_gpus(address: str) -> list[int]:
     code = _NODES.format(address=address)
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
-        # Ray itself takes a minute to find out that nobody is there.
+        # Ray itself takes a minute to find out that no server answers at the address.
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except ValueError:
         raise OSError(f"'{address}' is not HOST:PORT") from None
@@ -206,7 +206,7 @@ def torch_problem(version: str) -> tuple[str, str] | None:
     """Return (problem, remedy) if the installed torch of this version is built without CUDA; else None."""
     if version.endswith("+cpu"):
         return (
-            f"resources.gpus_per_worker: torch {version} of this installation is built for the CPU alone",
+            f"resources.gpus_per_worker: torch {version} of this installation is built for the CPU only",
             "`make setup EXTRA=cuda`, or set resources.gpus_per_worker to 0",
         )
     return None

@@ -30,35 +30,35 @@ FLOAT_BYTES = 4
 STEP_BYTES = 4
 ID_BYTES = 8
 NEIGHBOUR_BYTES = 4
-# Of each row that a dynamic table can have: its id with its last step and its place among free ones, two to four places
-# of the hash map with as many before while it is made larger, and the sketch's counters (embeddings.dynamic).
+# Bytes of each row that a dynamic table can have: its id, last step and position among free rows; two to four slots of
+# the hash map, and the old slots while it grows. COUNTERS_PER_ROW_BYTES: counters of the sketch (embeddings.dynamic).
 MAP_ROW_BYTES = 16 + 64 + 32
 COUNTERS_PER_ROW_BYTES = 64
-# Of each row of the table that a job of one pass publishes: how often its id occurred, and a string of some 50 bytes.
+# Bytes of each row of the table that a one-pass job publishes: the count of its id, and a string of about 50 bytes.
 PUBLISHED_ID_BYTES = 8 + 8 + 104
-# Of a job of one pass: a window that is trained on, with its copy in the order of training and the one behind it, one
-# that is ready, one in work, and the columns that it is made of.
+# Windows of rows that a one-pass job holds: the one being trained on, with its copy in training order and the window
+# after it; a finished one; and one in work with the columns that it is made from.
 WINDOWS_HELD = 10
-# Upper bounds. Ranks of a small job took 540 to 630 MiB with kernel fbgemm. The second:
-# a run beside its ranks. Measured, of this host: 330 MB of what it was forked from, 180 of its own process with what it
-# prepares; on a cluster the processes of Ray's head.
+# Upper bounds. PROCESS_BYTES: a rank without its tables and batches; with kernel fbgemm, ranks of a small job took 540
+# to 630 MiB. RUN_BYTES: the other processes of a run on this host. Measured: 330 MB for the process that it was forked
+# from, and 180 MB for its own, with the preparation. On a cluster Ray's head takes them.
 PROCESS_BYTES = 900 * 2**20
 RUN_BYTES = 700 * 2**20
 # Evaluation looks up batches of this size on each rank (trainer.evaluation.evaluator), training the global batch.
 EVALUATION_BATCH_SIZE = 8192
-# Rankings of all items score so many at once, of so many users (trainer.evaluation.full_ranking).
+# Rankings of all items compute this many scores at once, of this many users (trainer.evaluation.full_ranking).
 RANKED_SCORES = 1 << 24
 RANKED_USERS = 1024
-# Output, exchanged partial sums, gradient, and the copies of it that are sent: of float32 blocks [batch, dim].
+# Float32 blocks [batch, dim] for each feature: output, exchanged partial sums, gradient, and the copy that is sent.
 BLOCKS_PER_FEATURE = 4
-# Ids as they come, swapped, with weights, and as rows, places and order of the update.
+# Words for each id of a batch: the id as read, swapped, its weight, its row, its position and its order in the update.
 WORDS_PER_ID = 6
-# Gathered from their files, arranged, and what of them is read ahead.
+# Copies of a batch's numbers: as gathered from the files, as arranged, and those read ahead.
 COPIES_OF_NUMBERS = 4
-# What a rank shares with others of its host: two segments, which grow by a quarter more than they must
+# Memory shared with the host's other ranks, in units of the largest exchange: two segments, a quarter too large
 # (embeddings.sharding.exchange.shm_transport).
 SEGMENTS = 2.5
-# Of what a step frees, at most so much is kept for the next (trainer.launch.worker.steady_memory).
+# Most memory freed by a step that the allocator keeps for the next step (trainer.launch.worker.steady_memory).
 KEPT_BYTES = 512 * 2**20
 
 
@@ -164,7 +164,7 @@ def sequence_ids(job: JobSpec) -> dict[str, float]:
     if not isinstance(model, SequenceSpec):
         return {}
     read, targets = model.ids_in_example
-    # Shared ones are of a batch, not of an example (_shared_items).
+    # Shared negatives are counted for a batch, not for an example (_shared_items).
     negatives = targets * model.num_negatives if model.compared_with == "own" else 0
     return {"item": float(read), "item__target": float(targets), "item__negative": float(negatives)}
 
@@ -196,19 +196,19 @@ def rank_memory(
     workers, sam, on_gpu = job.resources.num_workers, job.regularizers.sam, job.resources.gpus_per_worker > 0
     num_ids, num_features = sum(ids_per_example.values()), len(ids_per_example)
     columns = max((job.model.table_columns(name) for name in rows), default=0)
-    # A part of a batch is looked up and differentiated at a time; evaluation has a batch of its own.
+    # A micro-batch is looked up and differentiated at a time; evaluation has a batch size of its own.
     part = -(-job.batch_size // job.micro_batches)
     at_once, whole = max(part, EVALUATION_BATCH_SIZE), max(job.batch_size, EVALUATION_BATCH_SIZE)
 
     batches = int(whole * num_ids * WORDS_PER_ID * ID_BYTES)
     outputs = num_ids if job.model.keeps_rows_of_lists else num_features
-    # Of the whole batch the gradient alone.
+    # Only the gradients cover the whole batch.
     batches += int(((BLOCKS_PER_FEATURE - 1) * at_once + whole) * outputs * columns * FLOAT_BYTES)
     batches += COPIES_OF_NUMBERS * whole * shape.columns * FLOAT_BYTES
-    # Passes of a regularizer of dropout are kept side by side, until they are differentiated together.
+    # The passes of a dropout regularizer are kept until they are differentiated together.
     batches += _activations(size, -(-part // workers) * job.regularizers.dropout_method.passes)
     if sam is not None and sam.of != "dense":
-        # Of touched rows a copy with their state, their gradient, and what they become.
+        # For touched rows: a copy with their state, their gradients, and their new values.
         touched = min(int(job.batch_size * num_ids), sum(rows.values()))
         widest = max((table.row_bytes for table in by_table.values()), default=0)
         batches += touched * (widest + 2 * columns * FLOAT_BYTES)
@@ -238,7 +238,7 @@ def rank_memory(
         batches=batches,
         # Weight, gradient, and two moments; with SAM the weight once more.
         dense=(4 if sam is None else 5) * size.parameters * FLOAT_BYTES,
-        # Several are joined, in a copy.
+        # Several graphs are joined, in a copy.
         graphs=min(2, len(graphs)) * sum(_graph_bytes(rows.get(table, 0), edges) for table, edges in graphs.values()),
         ids=id_bytes,
         exchange=exchange,
@@ -260,8 +260,8 @@ def _fullest_rank(job: JobSpec, rows: Mapping[str, int]) -> tuple[dict[str, Tabl
         dim = job.model.table_columns(name)
         sharding = job.sharding.get(name, TABLE_WISE.name if workers == 1 else "planner")
         stored = job.tables.get(name)
-        # A table left to the planner can be split by rows, and where it needs to be, the planner must. Shares are those
-        # on one host; on several a table that is split within a host takes more of its ranks.
+        # A table left to the planner counts as split by rows, which the planner does where needed. Shares are those on
+        # one host; with several hosts, a table that is split within one host takes more of its ranks' memory.
         shape = SHARDINGS.get(sharding, ROW_WISE).largest_share(count, dim, workers)
         share = shape[0] * row_bytes(kind, shape[1], stored)
         by_table[name] = TableBytes(count, row_bytes(kind, dim, stored), sharding, share)
@@ -271,7 +271,7 @@ def _fullest_rank(job: JobSpec, rows: Mapping[str, int]) -> tuple[dict[str, Tabl
         loads = [load + share for load in loads]
         for held in shapes:
             held.append(shape)
-    # Whole tables go to the rank that holds least, largest first: what the planner's balance comes to.
+    # Whole tables go to the rank that holds least, largest first. The planner's balance has about the same result.
     for share, shape in sorted(whole, reverse=True):
         emptiest = loads.index(min(loads))
         loads[emptiest] += share
@@ -281,7 +281,7 @@ def _fullest_rank(job: JobSpec, rows: Mapping[str, int]) -> tuple[dict[str, Tabl
 
 def _map_bytes(job: JobSpec, counted: Mapping[str, int], published: str | None) -> int:
     """Return the bytes, on every rank, of the maps from ids to rows of the dynamic tables."""
-    # Of each id of the data its hash, where rows are prepared.
+    # If rows are prepared, a hash for each id of the data.
     size, known = 0, 0 if job.dataset.one_pass else ID_BYTES
     for name, table in job.tables.items():
         if (growth := table.id_map) is not None and name in counted:
@@ -299,7 +299,7 @@ def window_bytes(job: JobSpec, ids_per_example: Mapping[str, float]) -> int:
 
 
 def _graph_bytes(num_rows: int, num_edges: int) -> int:
-    # Edges count in both directions, and there is a threshold for each degree.
+    # Edges count in both directions, and there is one sampling threshold for each distinct degree.
     return ID_BYTES * (num_rows + 1) + 2 * num_edges * NEIGHBOUR_BYTES + ID_BYTES * min(num_rows, 2 * num_edges)
 
 
@@ -337,7 +337,7 @@ def size_of(job: JobSpec, ids_per_example: Mapping[str, float], shape: RowShape 
 
 def _activations(size: ModelSize, samples: int) -> int:
     """Return the bytes of activations and their gradients for a micro-batch of ``samples`` samples on a rank."""
-    # A batch of evaluation keeps nothing, and needs what it needs at once; towers are counted as if it kept them.
+    # Evaluation keeps no activations, and needs those of one layer at a time; towers are counted as if it kept them.
     held = 3 * samples * size.interaction
     at_once = 2 * EVALUATION_BATCH_SIZE * size.widest if size.interaction else 0
     return (3 * max(samples, EVALUATION_BATCH_SIZE) * size.tower + max(held, at_once)) * FLOAT_BYTES

@@ -35,7 +35,7 @@ def memory_problem(job: JobSpec, memory: RankMemory, machine_bytes: int | None) 
     if machine_bytes is not None and together > machine_bytes:
         return (
             f"the run needs {together:,} bytes, this machine has {machine_bytes:,}: "
-            f"{'; '.join(arithmetic(job, memory))}; {workers} ranks and {RUN_BYTES:,} beside them",
+            f"{'; '.join(arithmetic(job, memory))}; {workers} ranks and {RUN_BYTES:,} for the run's other processes",
             "lower model.embedding_dim, take an optimizer with less state (sgd, rowwise_adagrad, rowwise_adam), "
             "or train on a larger machine",
         )
@@ -152,7 +152,7 @@ def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
     parts.append(f"copies of tables for checkpoints {memory.copies:,}")
     for words, number in (
         ("graphs", memory.graphs),
-        ("who has which row", memory.ids),
+        ("owner of each row", memory.ids),
         ("memory shared with other ranks", memory.exchange),
         ("kept from step to step", memory.kept),
         ("process", memory.process),

@@ -17,8 +17,8 @@ class RowShape:
         num_labels: number of labels of a row; models of several labels have a tower for each.
         num_dense: number of numeric inputs, including the columns of vectors with ``mode: as_given``.
         vectors: projected vectors.
-        item_fields: number of features of ids and projected vectors that are of the item table.
-        item_numbers: number of numeric inputs that are of the item table.
+        item_fields: number of features in the item table that are ids or projected vectors.
+        item_numbers: number of numeric inputs in the item table.
         published_table: the table whose rows are published, if any.
     """
 

@@ -22,10 +22,10 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 class May(Enum):
     """Marks in the metadata of a field's type: which changes of its value later jobs or attempts may make."""
 
-    DIFFER_ON_RESUME = "it may differ between attempts that go on from each other"
+    DIFFER_ON_RESUME = "it may differ between attempts of one run"
     DIFFER_ON_WARM_START = "it may differ from the parent job's: no weight depends on it"
     GROW_ON_WARM_START = "sizes of layers, which may be larger than the parent job's"
-    DEEPEN_ON_WARM_START = "sizes of layers with ReLU, to which more may be added behind the last"
+    DEEPEN_ON_WARM_START = "sizes of layers with ReLU, after which more layers may be added"
     CHANGE_TRAINING = "training depends on it, though it belongs to another part of the spec"
 
 
@@ -45,8 +45,8 @@ class Removed(NamedTuple):
 class Spec(BaseModel):
     """Base of every part of a spec: immutable, and a misspelt field is an error.
 
-    ``old_names``: current names of fields, by old names that are still read, with a warning. A part that is written
-    again has the current names. ``removed``: fields that are refused by name for one release.
+    ``old_names``: current names of fields by their old names, which are still read, with a warning. A part that is
+    written again has the current names. ``removed``: fields that are refused by name for one release.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,7 +78,7 @@ class Spec(BaseModel):
             new = cls.old_names[old]
             if new in document:
                 raise ValueError(f"{old} is the old name of {new}, which is given too: leave {old} out")
-            warnings.warn(f"{old} is now {new}: the old name goes with the next release", FutureWarning, stacklevel=2)
+            warnings.warn(f"{old} is now {new}: the next release removes the old name", FutureWarning, stacklevel=2)
             document[new] = document.pop(old)
         return document
 

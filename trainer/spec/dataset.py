@@ -139,48 +139,52 @@ class Feature(Spec):
     @model_validator(mode="after")
     def _of_its_type(self) -> Feature:
         if self.ngrams is not None and self.type != "text":
-            raise ValueError("ngrams is of texts: leave it out, or set type: text")
+            raise ValueError("ngrams is for texts: leave it out, or set type: text")
         if self.calendar is not None and (self.type != "id" or (self.join is not None and self.join.take == "all")):
             raise ValueError("calendar makes one id of a time: leave it out, or set type: id")
         if self.type != "vector" and (self.dim is not None or self.mode != "projected"):
-            raise ValueError("dim and mode are of vectors: leave them out, or set type: vector")
+            raise ValueError("dim and mode are for vectors: leave them out, or set type: vector")
         if not self.has_ids:
             self._of_numbers()
             return self
         if self.transform != "none":
-            raise ValueError("transform is of dense features: leave it out, or set type: dense")
+            raise ValueError("transform is for dense features: leave it out, or set type: dense")
         if self.missing not in (None, "unknown", "error"):
-            raise ValueError(f"missing: {self.missing} is of dense features: use unknown or error")
+            raise ValueError(f"missing: {self.missing} is for dense features: use unknown or error")
         if self.missing == "error" and (self.type != "id" or self.join is not None):
-            raise ValueError("missing: error is of single ids and numbers that are columns of the rows: leave it out")
+            raise ValueError("missing: error is for single ids and numbers in columns of the rows: leave it out")
         if self.weights is not None and (self.type != "id_list" or self.join is not None or self.derive is not None):
-            raise ValueError("weights go with an id_list that reads a column of the rows")
+            raise ValueError("weights are for an id_list that reads a column of the rows")
         return self
 
     def _of_numbers(self) -> None:
         """Raise ValueError for settings that a feature of type dense or vector does not have."""
         for name in ("join", "derive", "shares", "weights"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name} is of ids: a {self.type} feature reads a column of the rows")
+                raise ValueError(f"{name} is for ids: a {self.type} feature reads a column of the rows")
         if self.type == "vector":
             if self.dim is None:
                 raise ValueError("a vector needs dim, the length of its lists: `evenkeel datasets infer` reads it")
             if self.transform not in ("none", "normalize"):
-                raise ValueError(f"transform: {self.transform} is of single numbers: use none or normalize")
+                raise ValueError(f"transform: {self.transform} is for single numbers: use none or normalize")
             if self.missing not in (None, "error"):
-                raise ValueError(f"missing: {self.missing} is of single values: a missing vector is zeros, or error")
+                raise ValueError(
+                    f"missing: {self.missing} is for single values: a missing vector is zeros, or an error"
+                )
             return
         if self.transform == "normalize":
-            raise ValueError("transform: normalize is of vectors: use log1p, standardize or quantile")
+            raise ValueError("transform: normalize is for vectors: use log1p, standardize or quantile")
         if self.missing == "unknown":
-            raise ValueError("missing: unknown is of ids: use mean, error or a number")
+            raise ValueError("missing: unknown is for ids: use mean, error or a number")
 
     @model_validator(mode="after")
     def _one_source(self) -> Feature:
         if sum(source is not None for source in (self.column, self.join, self.derive)) > 1:
             raise ValueError("give at most one of column, join and derive")
         if self.timestamp is not None and (self.join is not None or self.derive is not None):
-            raise ValueError("timestamp is of a column of the rows: a join has its own, and a history is from before")
+            raise ValueError(
+                "timestamp is for columns of the rows: a join has its own, and a history is always earlier"
+            )
         if self.derive is not None and self.type != "id_list":
             raise ValueError("a derived history is a list: set type: id_list")
         if self.join is not None and self.join.take == "all" and not self.is_list:
@@ -216,9 +220,10 @@ class ItemTable(_Keyed):
 class Negatives(Spec):
     """Label by drawn negatives: each row is a positive, for which ``per_positive`` other ids are drawn once.
 
-    ``of`` names the feature whose ids are drawn, such as the item. For a training row, the user did not have the drawn
-    items in training; if rows are split by time, not up to the time of the row. For a held-out row, the user had them
-    in no split. They occur in training if the row's own item does; otherwise they do not.
+    ``of`` names the feature whose ids are drawn, such as the item. For a training row, items that its user had in
+    training are excluded; if rows are split by time, only those up to the time of the row. For a held-out row, items
+    that its user had in any split are excluded; the drawn items occur in training if and only if the row's own item
+    does.
 
     ``distribution``: ``uniform``, or ``popularity``: in proportion to the item's number of training rows to the
     ``power``. ``in_batch`` is a setting of models: use ``model.negative_distribution``, or ``loss: sampled_softmax`` of
@@ -316,7 +321,7 @@ def _form_of_partition(given: object) -> str:
     return "zoned" if isinstance(given, dict | Partition) else "plain"
 
 
-# An error is then of the form that was written, not of both.
+# With the discriminator, an error names only the form that was written, not both.
 ColumnOfDays = Annotated[
     Annotated[Column, Tag("plain")] | Annotated[Partition, Tag("zoned")], Discriminator(_form_of_partition)
 ]
@@ -391,7 +396,9 @@ class DatasetSpec(Spec):
             named["label.negatives.of"] = self.negatives.of
         for field, name in named.items():
             if name in made:
-                yield FieldProblem(field, f"'{name}' is of the calendar", "name a column, or a feature of other ids")
+                yield FieldProblem(
+                    field, f"'{name}' is a feature of the calendar", "name a column, or a feature of other ids"
+                )
 
     @property
     def ordering(self) -> str | None:

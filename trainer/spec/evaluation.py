@@ -148,9 +148,9 @@ class Split(Spec):
         if self.validation + self.test >= 1.0:
             raise ValueError("validation + test must stay below 1, or no row is left to train on")
         if (self.column is None) == (self.kind == "column"):
-            raise ValueError("kind: column goes with the name of a column, such as column: is_test")
+            raise ValueError("kind: column needs the name of a column, such as column: is_test")
         if self.kind == "column" and self.test != type(self).model_fields["test"].default:
-            raise ValueError("with kind: column the column says which rows test: leave test out")
+            raise ValueError("with kind: column, the column names the test rows: leave test out")
         for name, share in (("num_validation", self.validation), ("num_test", self.test)):
             if getattr(self, name) != 1 and (self.kind != "per_user_last" or not share):
                 raise ValueError(f"{name} is read by kind: per_user_last, where the share is above 0: leave it out")

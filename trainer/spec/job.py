@@ -25,7 +25,7 @@ from trainer.spec.models.registry import Model
 from trainer.spec.optimizer import DenseOptimizer, Optimizer
 from trainer.spec.problems import raise_if_invalid
 from trainer.spec.publish import Publish
-from trainer.spec.regularizers import Regularizers
+from trainer.spec.regularizers import EarlyStopping, Regularizers
 from trainer.spec.tracking import Tracking
 
 FIRING_DATE = "{firing_date}"
@@ -136,14 +136,14 @@ class DatasetRef(Spec):
 
 
 class InitFrom(Spec):
-    """Warm start from the job behind a published version, or from a job.
+    """Warm start from the job that published a collection's version, or from a named job.
 
     ``retire_after_runs``: number N of runs. An id that occurs in the data of none of the last N runs of the chain of
     warm starts, this one included, loses its row. Without it no id loses its row.
 
-    ``held``: applies if versions of the collection were held since the current one was published. ``go_on`` starts from
-    the newest held version whose run, rows and model were sound, so that its training is not lost; ``skip`` starts
-    from the served version. Default: ``go_on`` for a job that refreshes this very collection.
+    ``held`` decides the start if versions of the collection were held after the current one was published. ``go_on``
+    starts from the newest held version whose run, rows and model were sound, so that its training is not lost; ``skip``
+    starts from the served version. Default: ``go_on`` for a job that refreshes this very collection.
 
     Features continue by name. ``renamed``: the new names of the parent's features, by their old ones. ``added``: with
     ``zero`` the parent's predictions hold at step 0, even with features that it did not read; with ``fresh`` weights
@@ -168,7 +168,7 @@ class InitFrom(Spec):
         if self.job is not None and self.version is not None:
             raise ValueError("version goes with collection, not with job")
         if self.held == "go_on" and (self.job is not None or self.version not in (None, "current")):
-            raise ValueError("held: go_on goes with the current version of a collection: leave job and version out")
+            raise ValueError("held: go_on needs the current version of a collection: leave job and version out")
         if len(set(self.renamed.values())) < len(self.renamed):
             raise ValueError("renamed gives several features one name: name one feature of the parent for each")
         if twice := sorted(set(self.dropped) & self.renamed.keys()):
@@ -194,13 +194,13 @@ class Walk(Spec):
 class SSE(Spec):
     """Stochastic Shared Embeddings of one feature: swap probability, graph and ratio (Wu et al., NeurIPS 2019).
 
-    Equations 3 and 5 of the paper. In ``JobSpec.sse`` a feature's name is the input side (p_x): its ids are swapped
-    wherever the model looks them up; those of ``item`` also in the drawn negatives of bpr. With ``graph`` (of the
-    dataset) neighbours are ``rho`` times as likely as other rows; with ``walk`` a swapped id becomes one that the walk
-    from it visits.
+    Equations 3 and 5 of the paper. In ``JobSpec.sse`` a feature's name stands for the input side (p_x): its ids are
+    swapped wherever the model looks them up; ids of ``item`` also in the drawn negatives of bpr. With ``graph`` (a
+    graph of the dataset), neighbours are ``rho`` times as likely as other rows. With ``walk`` a swapped id becomes an
+    id that a walk from it visits.
     With ``include_unknown`` the row that unknown ids share is swapped and drawn too, so that it learns.
-    ``label`` is the output side (p_y): class labels flip (dnn, two_tower), or target items are swapped (bpr, for which
-    ``label`` and ``item`` mean the same: set one of them).
+    ``label`` stands for the output side (p_y): class labels flip (dnn, two_tower), or target items are swapped (bpr,
+    for which ``label`` and ``item`` mean the same: set one of them).
     """
 
     probability: Probability = 0.01
@@ -234,7 +234,7 @@ class Table(Spec):
     def _of_dynamic_tables(self) -> Table:
         for name in ("admission_threshold", "ttl_steps", "eviction_policy"):
             if self.capacity is None and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} is of dynamic tables: set capacity, or leave it out")
+                raise ValueError(f"{name} is for dynamic tables: set capacity, or leave it out")
         return self
 
     @property
@@ -246,14 +246,14 @@ class Table(Spec):
 
 
 MAX_COUNTS = 64
-"""About the most numbers of workers, from ``num_workers`` to ``min_workers``, for which memory is predicted."""
+"""Approximate limit of the numbers of workers, from ``num_workers`` to ``min_workers``, with a memory prediction."""
 
 
 class Resources(Spec):
     """Workers of a job and their limits.
 
-    ``min_workers``: fewest workers with which an attempt begins if there are no resources for all ``num_workers``; left
-    out: it begins with all or not at all. ``memory_bytes_per_worker``: a job whose ranks are predicted to use more
+    ``min_workers``: fewest workers with which an attempt begins if there are no resources for all ``num_workers``;
+    without it, an attempt needs all of them. ``memory_bytes_per_worker``: a job whose ranks are predicted to use more
     memory is refused (trainer.sizing.memory).
     """
 
@@ -344,7 +344,7 @@ class JobSpec(Spec):
         kinds = [one.kind for one in tracking]
         for kind in kinds:
             if kinds.count(kind) > 1:
-                raise ValueError(f"{kind} is there {kinds.count(kind)} times: name each kind of tracker once")
+                raise ValueError(f"{kind} is listed {kinds.count(kind)} times: name each kind of tracker once")
         return tracking
 
     @model_validator(mode="after")
@@ -354,7 +354,7 @@ class JobSpec(Spec):
         has_epochs = not (self.dataset.one_pass or self.regularizers.meda)
         by_epoch = has_epochs and KINDS[self.optimizer.kind].takes("decay")
         optimizer = self.optimizer.model_copy()
-        # Not as a field that was set: with another kind, or in one pass, the same document comes to another value.
+        # Not marked as a set field: with another kind, or in one pass, the same document resolves to another value.
         object.__setattr__(optimizer, "decay", "by_epoch" if by_epoch else "at_read")
         object.__setattr__(self, "optimizer", optimizer)
         return self
@@ -369,6 +369,13 @@ class JobSpec(Spec):
         """Longest time between two checkpoints, whatever the step; None: no limit."""
         given, follow = self.checkpoint.every_seconds, self.dataset.follow
         return FOLLOWED_CHECKPOINT_SECONDS if given is None and follow is not None else given
+
+    @property
+    def early_stopping(self) -> EarlyStopping | None:
+        """Early stopping of the run. By default a job that publishes keeps its best epoch, and trains all epochs."""
+        asked = self.regularizers.early_stopping
+        keeps_best = self.publish is not None and self.epochs > 1 and self.evaluation.split.validation > 0
+        return EarlyStopping(patience=self.epochs) if asked is None and keeps_best else asked
 
     def fired_on(self, date: str) -> JobSpec:
         """Return this job with ``{firing_date}`` in its window replaced by the date of a firing (YYYY-MM-DD)."""

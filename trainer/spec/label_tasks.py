@@ -112,8 +112,8 @@ def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
 def measured_numbers(job: JobSpec, dataset: DatasetSpec) -> tuple[str, ...]:
     """Return the metrics of held-out rows that are numbers, not tables, in their order: epochs are compared by them.
 
-    If every row is a positive, these are ranking metrics alone: an AUC needs both classes, and the best logloss would
-    be that of a model which predicts 1 for everything.
+    If every row is a positive, these are only ranking metrics: an AUC needs both classes, and the best logloss would
+    belong to a model that predicts 1 for everything.
     """
     tasks, asked = label_tasks(dataset), job.evaluation.metrics
     if tasks:
@@ -141,14 +141,14 @@ def in_topological_order(given: Mapping[str, str], names: Iterable[str]) -> Iter
     ``given``: the label that each label depends on, by label. ``names``: all labels.
 
     Raises:
-        ValueError: labels depend on each other in a circle.
+        ValueError: the labels' ``given`` form a cycle.
     """
     done = {name for name in names if name not in given}
     left = dict(given)
     while left:
         ready = [name for name, parent in left.items() if parent in done]
         if not ready:
-            raise ValueError(f"given goes in a circle: {', '.join(left)}")
+            raise ValueError(f"given forms a cycle: {', '.join(left)}")
         for name in ready:
             done.add(name)
             yield name, left.pop(name)

@@ -37,7 +37,7 @@ class LearningRateSchedule(Spec):
         if needed is not None and not getattr(self, needed):
             raise ValueError(f"a schedule of kind {self.kind} needs {needed}")
         if self.start_factor and not self.warmup_steps:
-            raise ValueError("start_factor is that of a warmup: set warmup_steps, or leave it out")
+            raise ValueError("start_factor is for a warmup: set warmup_steps, or leave it out")
         for name, field in type(self).model_fields.items():
             if name != "kind" and name not in own and getattr(self, name) != field.default:
                 raise ValueError(f"a schedule of kind {self.kind} has no {name}: leave it out")
@@ -114,9 +114,14 @@ _REMOVED: tuple[tuple[str, str | None, str, str], ...] = (
         "by_frequency",
         None,
         "it was removed: adam_ar on all rows is better",
-        "leave it out, and train anew",
+        "leave it out, and train again from the start",
     ),
-    ("decay", "at_update", "at_update was removed: rows overfit with it", "use by_epoch or at_read, and train anew"),
+    (
+        "decay",
+        "at_update",
+        "at_update was removed: rows overfit with it",
+        "use by_epoch or at_read, and train again from the start",
+    ),
     ("alpha", "auto", "auto was removed: the default of by_epoch needs no search", "use default, or a number"),
 )
 """Removed fields, or removed values of fields: (field, value or None for all, message, remedy)."""

@@ -34,9 +34,9 @@ class Gate(Spec):
 
     ``enforce`` holds such a version, ``report`` publishes it with the verdict. ``limits``: limits by metric, in place
     of those from the collection's usual refreshes; a first version has no limits. ``max_held``: number of refreshes
-    held in a row after which somebody is called (a webhook, an alert). If nothing is wrong with these runs, their rows
-    and their models, ``when_stuck: new_generation`` then publishes the newest as the first version of a new anchor
-    generation; ``hold`` does not.
+    held in a row after which an operator is alerted (by a webhook or an alert). If nothing is wrong with these runs,
+    their rows and their models, ``when_stuck: new_generation`` then publishes the newest of them as the first version
+    of a new anchor generation; ``hold`` publishes none.
     """
 
     removed: ClassVar[dict[str, Removed]] = dict.fromkeys(
@@ -47,7 +47,7 @@ class Gate(Spec):
     ) | {
         "promote": Removed(
             "no rule is needed to end a row of held refreshes",
-            "leave it out: publish.gate.when_stuck says what ends it",
+            "leave it out: publish.gate.when_stuck has replaced it",
         )
     }
 
@@ -71,9 +71,7 @@ class Gate(Spec):
 
             gone = [name for name in limits if base_of(name) in REMOVED or _REMOVED_BUCKETS.fullmatch(name)]
             for metric in gone:
-                warnings.warn(
-                    f"the gate does not measure {metric}: its limit is passed over", FutureWarning, stacklevel=2
-                )
+                warnings.warn(f"the gate does not measure {metric}: its limit is ignored", FutureWarning, stacklevel=2)
             limits = {name: limit for name, limit in limits.items() if name not in gone}
             for metric in limits:
                 if limit_of(metric) is None:
@@ -121,10 +119,10 @@ class Expire(Spec):
 class Anchor(Spec):
     """L2 anchor to the version that was current when the job started.
 
-    For each looked-up row e of an item that the version has, ``strength`` |e - n p|^2 is added to the sample's loss. p
-    is the served vector and n its norm, in the job's own basis (trainer.publishing.anchor). New items, and rows looked
-    up in pooled lists, have no anchor. A stronger anchor makes vectors change less, and slower to follow items that
-    have changed (docs/adr/0039).
+    For each looked-up row e of an item that the version has, ``strength`` |e - n p|^2 is added to the sample's loss. n
+    p is the item's row as it was trained: its served unit vector p times the norm n, rotated into the basis of the
+    job's rows (trainer.publishing.anchor). New items, and rows looked up in pooled lists, have no anchor. With a
+    stronger anchor, vectors change less, and more slowly follow items that have changed (docs/adr/0039).
     """
 
     strength: Positive = 0.01

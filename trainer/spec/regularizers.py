@@ -82,7 +82,7 @@ class EarlyStopping(Spec):
 
     ``metric``: default is the first of auc, rmse and logloss that the job measures. A change counts as an improvement
     if it is more than ``min_delta``. ``keep``: the final parameters, those after the ``best`` epoch or after the
-    ``last`` one.
+    ``last`` one. A job that publishes and has validation rows keeps its best epoch by default, and trains all epochs.
     """
 
     metric: str | None = Field(default=None, min_length=1, max_length=64)

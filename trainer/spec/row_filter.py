@@ -141,7 +141,7 @@ class _Reader:
         is_none = isinstance(right, ast.Constant) and right.value is None
         if isinstance(operator, ast.Is | ast.IsNot) or is_none:
             if not is_none or not isinstance(operator, ast.Is | ast.IsNot | ast.Eq | ast.NotEq):
-                raise self._error(right, "is goes with None alone: 'column is None', 'column is not None'")
+                raise self._error(right, "'is' can only be followed by None: 'column is None', 'column is not None'")
             null = IsNull(self._column(left))
             return null if isinstance(operator, ast.Is | ast.Eq) else Not(null)
         sides = self._side(left), self._side(right)

@@ -13,11 +13,11 @@ def row_optimizer(spec: Optimizer, alpha: float | None, epoch_steps: int | None 
 
     Args:
         spec: The settings; settings that the optimizer's kind does not have are not used.
-        alpha: The number that ``spec.alpha`` stands for; None for kinds without it.
+        alpha: The value of ``spec.alpha`` as a number; None for kinds without it.
         epoch_steps: The number of steps of an epoch of the tables' first training, for ``decay: by_epoch``.
 
     Raises:
-        ValueError: a combination that has no meaning.
+        ValueError: The settings do not go together.
     """
     kind = KINDS[spec.kind]
     settings = spec.model_dump() | {"schedule": schedule_of(spec.schedule), "alpha": alpha}

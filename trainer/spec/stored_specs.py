@@ -1,4 +1,4 @@
-"""Reading of stored job specs, which any version may have written, and which need not be valid any more."""
+"""Reading of stored job specs, which any earlier version may have written and this version may not accept any more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.spec.publish import Gate
 
 
 def to_run(document: Any) -> Any:
-    """Drop the settings of a stored job that were removed and that no training depended on, so that it still runs."""
+    """Return a stored job without removed settings on which no training depended, so that it still runs."""
     publish = document.get("publish") if isinstance(document, Mapping) else None
     if not isinstance(publish, Mapping) or not isinstance(publish.get("gate"), Mapping):
         return document
@@ -22,9 +22,9 @@ def to_run(document: Any) -> Any:
 
 
 def with_former_defaults(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored job document, with ``decay: at_read``, the default of the versions that stored it, written out.
+    """Return a stored job document in which ``decay: at_read``, then the default, is written out.
 
-    ``alpha: auto`` of these versions becomes ``default``: the alpha that was found is in the checkpoint.
+    ``alpha: auto`` of these versions becomes ``default``; the alpha that was found is in the checkpoint.
     """
     optimizer = {"decay": "at_read", **document.get("optimizer", {})}
     if optimizer.get("alpha") == "auto":

@@ -38,12 +38,10 @@ class _Loader(yaml.SafeLoader):
             for named in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
                 if isinstance(named, yaml.MappingNode):
                     if any(named is outer for outer in self.flattening):
-                        raise _refusal(key_node, "a merge key (<<) takes in what it is in: write it out")
+                        raise _refusal(key_node, "a merge key (<<) contains itself: write it out")
                     self.flatten_mapping(named)
                     if len(named.value) > MAX_MERGED:
-                        raise _refusal(
-                            key_node, f"a merge key (<<) takes in more than {MAX_MERGED} keys: write them out"
-                        )
+                        raise _refusal(key_node, f"a merge key (<<) adds more than {MAX_MERGED} keys: write them out")
         self.flattening.pop()
         super().flatten_mapping(node)
 
@@ -55,7 +53,7 @@ class _Loader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str | int | float | bool) and key in seen:
                 raise yaml.constructor.ConstructorError(
-                    "in a mapping", node.start_mark, f"the key '{key}' is there twice: remove one", key_node.start_mark
+                    "in a mapping", node.start_mark, f"the key '{key}' occurs twice: remove one", key_node.start_mark
                 )
             if isinstance(key, str | int | float | bool):
                 seen.add(key)

@@ -71,7 +71,7 @@ class HostCache:
         """
         temporary = temporary_beside(to)
         try:
-            # A second time where what lay in the cache was damaged.
+            # Try a second time if the cached file was damaged.
             for _ in range(2):
                 if not self._link_stored(storage, name, temporary):
                     with self._fetching(content) as incoming:
@@ -102,7 +102,7 @@ class HostCache:
             to.unlink()
             with self._locked():
                 (self._files / content.sha256).unlink(missing_ok=True)
-            raise DamagedFileError(f"{self._files / content.sha256} is not what was put there: it is removed")
+            raise DamagedFileError(f"{self._files / content.sha256} was changed after it was put there: it is removed")
 
     def clear(self) -> int:
         """Remove all files from the cache, and return their bytes. Hard links outside the cache stay."""
@@ -118,7 +118,7 @@ class HostCache:
         with contextlib.suppress(CacheFullError), self._locked():
             if not target.exists():
                 self._make_room(content)
-                # On another file system it would be a copy that perhaps nobody asks for.
+                # Fails on another file system, where it would be a copy that perhaps nobody needs.
                 with contextlib.suppress(OSError):
                     os.link(path, target)
 
@@ -146,7 +146,7 @@ class HostCache:
         """Fetch a file into the cache, and link ``temporary`` to it before another process can remove it."""
         with self._locked():
             self._make_room(content)
-            # From now on it counts, whatever of it is there. The file stays empty on the disk.
+            # The lock file's size counts as use of the cache from now on; it takes no space on the disk.
             os.truncate(incoming, content.num_bytes)
         part = incoming.with_suffix(".part")
         try:
@@ -167,7 +167,7 @@ class HostCache:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                     break
-            os.close(descriptor)  # of somebody who is done and has removed it
+            os.close(descriptor)  # the file of a finished process, which has removed it
         try:
             yield path
         finally:

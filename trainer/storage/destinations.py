@@ -60,7 +60,7 @@ def put(storage: RunStorage, name: str, path: Path, last: str | None = None) -> 
         if file != last:
             storage.put_file(f"{name}/{file}", path / file)
     if last is not None and not storage.put_if_absent(f"{name}/{last}", (path / last).read_bytes()):
-        raise StorageError(f"{storage.uri}/{name}: another has put it meanwhile: remove it, or name another place")
+        raise StorageError(f"{storage.uri}/{name}: another process has put it: remove it, or name another place")
 
 
 def fetch(destination: str, to: Path) -> None:

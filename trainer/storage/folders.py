@@ -87,7 +87,7 @@ class Folders:
         """
         folder = self._record_of(name)
         if folder is None:
-            raise NotWholeError(f"{self}/{name}{RECORD_SUFFIX} is not what was put there: remove it")
+            raise NotWholeError(f"{self}/{name}{RECORD_SUFFIX} was changed after it was put there: remove it")
         self._check_there(folder)
         return folder
 

@@ -71,7 +71,7 @@ class SharedDirectory:
             path = self.root / name
             with self._reaching(name):
                 path.unlink(missing_ok=True)
-                # Folders are no files of a storage: an empty one goes, and a host that puts into it makes it again.
+                # Empty folders are removed; a host that puts a file into one creates it again.
                 for folder in path.parents:
                     if folder == self.root or not _remove_empty(folder):
                         break
@@ -84,7 +84,7 @@ class SharedDirectory:
             raise MissingFileError(f"{self.uri}/{name}: there is no such file") from error
         except OSError as error:
             raise StorageError(
-                f"{self.uri}/{name}: {error.strerror or error}: see that the directory is mounted and has room"
+                f"{self.uri}/{name}: {error.strerror or error}: check that the directory is mounted and has space"
             ) from error
 
 

@@ -19,7 +19,7 @@ def open_storage(uri: str) -> RunStorage:
     """
     url = urlsplit(uri)
     if url.query or url.fragment or "@" in url.netloc:
-        raise ValueError(f"run storage '{url.scheme}://...': it has more than a place: {_remedy()}")
+        raise ValueError(f"run storage '{url.scheme}://...': it has a user, a query or a fragment: {_remedy()}")
     try:
         storage = RUN_STORAGES[url.scheme]
     except KeyError:
@@ -34,7 +34,7 @@ def _remedy() -> str:
 def _objects(uri: str) -> RunStorage:
     if not urlsplit(uri).netloc:
         raise ValueError(f"run storage '{uri}' names no bucket: {_remedy()}")
-    # Where there is no object storage its library is not imported.
+    # Imported here, because only object storage needs this library.
     from embeddings.object_storage import ObjectStorage
 
     return ObjectStorage(uri)

@@ -23,7 +23,7 @@ def dense_optimizer(job: JobSpec, sharded: ShardedModel) -> Optimizer | None:
     spec = job.dense_optimizer
     settings = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
     if spec.kind == "adam":
-        # One pass over each parameter instead of a dozen. On a GPU its count of steps would have to lie there.
+        # Fused: one pass over each parameter instead of a dozen. On a GPU its step counter would have to be there too.
         fused = all(parameter.device.type == "cpu" for parameter in parameters)
         return without_compiler(Adam)(parameters, fused=fused or None, **settings)
     return without_compiler(SGD)(parameters, **settings)
@@ -44,7 +44,7 @@ def without_compiler(kind: type[Optimizer]) -> Any:
 def non_finite_parameters(sharded: ShardedModel) -> list[str]:
     """Return "parameter NAME" for each dense parameter whose gradient is not finite."""
     gradients = [(name, p.grad) for name, p in sharded.dense_parameters() if p.grad is not None]
-    # One look at all of them: a sum is finite only where its terms are, though it may overflow where they are.
+    # All at once first: if the sum is finite, so are its terms; it may also overflow although they are finite.
     if not gradients or bool(torch.stack([grad.sum() for _, grad in gradients]).sum().isfinite()):
         return []
     return [f"parameter {name}" for name, grad in gradients if not bool(torch.isfinite(grad).all())]

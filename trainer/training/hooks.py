@@ -32,11 +32,12 @@ class Hooks:
         should_stop: returns the reason if this rank is to stop, else None.
         save: writes a checkpoint (collective).
         save_best: writes a separate checkpoint after an epoch that is the best so far (collective).
-        load_best: restores the model that ``save_best`` wrote last, and returns its position (collective).
+        load_best: restores the model that ``save_best`` wrote last, and returns its position; None if it wrote none
+            (collective).
     """
 
     emit: Emit = lambda kind, **fields: None
     should_stop: Callable[[], str | None] = lambda: None
     save: Callable[[Trainer], None] = lambda trainer: None
     save_best: Callable[[Trainer], None] = lambda trainer: None
-    load_best: Callable[[Trainer], Position] = lambda trainer: trainer.position
+    load_best: Callable[[Trainer], Position | None] = lambda trainer: trainer.position

@@ -386,29 +386,32 @@ class Trainer:
         self.sharded.train()
 
     def stop_early_if_due(self, epoch: int) -> None:
-        """Apply ``regularizers.early_stopping`` after the evaluation of ``epoch``.
+        """Apply the job's early stopping after the evaluation of ``epoch``.
 
         With ``keep: best`` the parameters after the best epoch are saved, and restored when training ends. Every rank
         takes the same decision, which is a function of the metrics.
         """
-        stopping = self.job.regularizers.early_stopping
+        stopping = self.job.early_stopping
         if stopping is None:
             return
         decision = self._decided(stopping)
         if decision.best_epoch == epoch and stopping.keep == "best":
             self.hooks.save_best(self)
         ends = decision.stop or epoch == self.job.epochs
-        back = ends and stopping.keep == "best" and decision.best_epoch not in (0, epoch)
-        if not decision.stop and not back:
+        best: Position | None = None
+        if ends and stopping.keep == "best" and decision.best_epoch not in (0, epoch):
+            best = self.hooks.load_best(self)
+            if best is None:
+                self._tell("info", message=f"epoch {decision.best_epoch} was the best, but its parameters are not kept")
+        if not decision.stop and best is None:
             return
-        if back:
-            self.position = self.hooks.load_best(self)
+        self.position = best or self.position
         self.position.stopped = True
         # Whatever was saved of this step did not know that it is the last.
         self._saved_step = -1
         if self.rank == 0:
             best_epoch, value = decision.best_epoch, decision.best if decision.best_epoch else None
-            restored = f"; its parameters are those after epoch {best_epoch}" if back else ""
+            restored = f"; its parameters are those after epoch {best_epoch}" if best is not None else ""
             why = f"validation {decision.metric} {value} of epoch {best_epoch} is the best so far"
             self.hooks.emit(
                 "info", message=f"training ends after epoch {epoch}: {why}{restored}", stopped_after_epoch=epoch,

@@ -1,8 +1,8 @@
 """Our tables under TorchRec's DistributedModelParallel and its pipeline on one GPU, beside TorchRec's own.
 
-`python -m benchmarks.gpu.torchrec --device cuda --out FILE`. Needs torch, torchrec, fbgemm_gpu, triton and numpy alone:
-of :mod:`trainer`, which needs more, it has the few lines that wrap a model. FILE is written after each check, and holds
-the end of the traceback of one that failed. `--device cpu` is for trying it out, with few rows.
+`python -m benchmarks.gpu.torchrec --device cuda --out FILE`. Needs only torch, torchrec, fbgemm_gpu, triton and numpy:
+it has its own copy of the few lines of :mod:`trainer` that wrap a model. FILE is written after each check, with the
+end of the traceback of one that failed. `--device cpu` is for trying it out, with few rows.
 
 * ``one_rank``: AdamAR and SSE, tables whole, by gloo and by NCCL: rows and state end as those of plain torch on the
   CPU without TorchRec; they are the same bits in a second run and in TrainPipelineSparseDist.
@@ -40,7 +40,7 @@ CHECKS = ("one_rank", "two_ranks", "steps")
 
 
 def versions() -> dict[str, str]:
-    """Return versions as the packages say them: they need not be installed by a name."""
+    """Return the packages' own ``__version__``: they may not be installed under their names."""
     found = {"python": platform.python_version(), "cuda": str(torch.version.cuda)}
     for package in ("torch", "torchrec", "triton", "numpy"):
         with contextlib.suppress(ImportError):
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.where.type == "cuda":
         torch.cuda.set_device(options.where)
     for library in ("GLOO", "NCCL"):
-        # All ranks are here: no address of the machine need be found.
+        # All ranks are on this machine, so loopback is enough.
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if options.device == "cuda" else platform.machine(),

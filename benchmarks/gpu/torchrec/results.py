@@ -1,4 +1,4 @@
-"""Whether tables under TorchRec end as plain torch has them: on one rank, in its pipeline, on two ranks of one GPU."""
+"""Comparison of tables under TorchRec with plain torch: on one rank, in its pipeline, on two ranks of one GPU."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def compared(found: Rows, wanted: Rows) -> dict[str, Any]:
 
 
 def differing(found: Rows, wanted: Rows) -> list[str]:
-    """Return what has not the same bits in both."""
+    """Return the names of tensors that differ in any bit."""
     assert found.keys() == wanted.keys()
     return [name for name in wanted if not torch.equal(found[name], wanted[name])]
 
@@ -196,7 +196,7 @@ def one_rank(options: Any, process_group: str) -> dict[str, Any]:
 
 
 def be_rank(rank: int, options: Any, folder: str) -> None:
-    """Be one of two ranks: train, and leave what this one holds in ``folder``, or why it holds nothing."""
+    """Be one of two ranks: train, and write this rank's tensors, or its error, to ``folder``."""
     quiet()
     if options.where.type == "cuda":
         torch.cuda.set_device(options.where)
@@ -227,7 +227,7 @@ def two_ranks(options: Any) -> dict[str, Any]:
         while not done and time.monotonic() < end:
             done = context.join(timeout=1.0)
         for process in context.processes:
-            # A rank that waits for ever is an outcome too.
+            # A rank that waits for ever counts as a failure.
             process.kill()
         found: dict[str, Any] = {way: _ended_as(wanted, Path(folder), way) for way in WAYS}
     return {"passed": all(each["passed"] for each in found.values()), "steps": RANK_STEPS, **found}

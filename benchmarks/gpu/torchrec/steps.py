@@ -54,7 +54,7 @@ def timed_batches(case: Case, device: torch.device) -> list[Batch]:
     live = case.num_rows - 2
     cumulative = torch.arange(1, live + 1, device=device, dtype=torch.float64).pow(-1.05).cumsum(0)
     cumulative /= cumulative[-1].clone()
-    # Which row is frequent has nothing to do with where it lies.
+    # The frequency of a row must not depend on its position.
     places = torch.randperm(live, device=device) + 2
     num_bags = case.num_tables * case.batch_size
     lengths = torch.full((num_bags,), case.length, dtype=torch.int64)
@@ -64,7 +64,7 @@ def timed_batches(case: Case, device: torch.device) -> list[Batch]:
         ranks = torch.searchsorted(cumulative, torch.rand(num_bags * case.length, device=device, dtype=torch.float64))
         ids = places[ranks.clamp(max=live - 1)].cpu()
         features = KeyedJaggedTensor([f"f{n}" for n in case.names], ids, lengths=lengths, offsets=offsets)
-        # Counted here and carried along: nobody's step has to wait for it.
+        # Computed here and cached, so that no timed step waits for it.
         features.offset_per_key()
         labels = torch.randint(0, 2, (case.batch_size,)).float()
         batch = Batch(features, labels, 1.0 / case.batch_size)
@@ -132,7 +132,7 @@ class Contestant:
 
 
 class Unchecked:
-    """Our contestant without the look at each batch's ids that it takes before they are distributed."""
+    """Our contestant without its check of each batch's ids before they are distributed."""
 
     def __init__(self, contestant: Contestant) -> None:
         self._contestant = contestant

@@ -29,13 +29,13 @@ from embeddings.embedding_tables import EmbeddingTables
 from embeddings.sharding import ModelTables, TableSettings
 
 SECONDS = 30.0
-"""How long a rank waits for another."""
+"""Longest wait of a rank for another."""
 DENSE_RATE = 1e-3
 
 
 @dataclass
 class Batch(Pipelineable):
-    """Ids and labels of some samples of a batch; ``share`` is what a sample's loss counts for."""
+    """Ids and labels of some samples of a batch; ``share`` is the weight of a sample's loss."""
 
     features: KeyedJaggedTensor
     labels: Tensor
@@ -64,7 +64,7 @@ class Model(nn.Module):
         torch.manual_seed(7)
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise((width, *hidden)):
-            # Smooth: at a kink the last bit of a sum would decide whether a unit has a gradient.
+            # A smooth activation: at a kink the last bit of a sum would decide if a unit has a gradient.
             layers += [nn.Linear(before, after), nn.SiLU()]
         self.net = nn.Sequential(*layers, nn.Linear((width, *hidden)[-1], 1)).to(device)
 
@@ -94,7 +94,7 @@ class Plain(nn.Module):
 
 
 class Optimizers:
-    """What TorchRec's pipeline takes for an optimizer: torch's of the dense part, then the step of the rows."""
+    """The optimizer for TorchRec's pipeline: torch's one of the dense part, then the step of the rows."""
 
     def __init__(self, dense: torch.optim.Optimizer, tables: ModelTables | None) -> None:
         self._dense, self._tables, self._step = dense, tables, 0
@@ -127,7 +127,7 @@ def parallel(
     )
     for sharding in planned.values():
         for shard in sharding.sharding_spec.shards:
-            # TorchRec takes GPU i for that of rank i.
+            # TorchRec places rank i on GPU i; here all ranks share one device.
             shard.placement = _remote_device(f"rank:{shard.placement.rank()}/{device}")
     return DistributedModelParallel(
         module=model,
@@ -166,7 +166,7 @@ def last_lines(count: int = 14) -> list[str]:
 
 
 def quiet() -> None:
-    """Let the log have results: TorchRec and torch warn of what they will change in themselves, at each model."""
+    """Silence the deprecation warnings that TorchRec and torch log for each model."""
     for name in ("torchrec", "torch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.simplefilter("ignore")

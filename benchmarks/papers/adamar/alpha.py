@@ -1,7 +1,7 @@
-"""``alpha``: how long an idle row should keep its norm, over data sets and batch sizes.
+"""``alpha``: the best half-life of an idle row's norm, over data sets and batch sizes.
 
-This is what ``optimizer.alpha: default`` goes by with ``decay: at_read`` (Li and Lyu, Adaptive Regularization, tune
-alpha on a grid for each data set).
+``optimizer.alpha: default`` with ``decay: at_read`` follows from it (Li and Lyu, Adaptive Regularization, tune alpha on
+a grid for each data set).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ HALF_LIVES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.6)
 """Epochs in which an idle row loses half its norm."""
 QUICK_HALF_LIVES = (0.05, DEFAULT_HALF_LIFE, 0.8)
 TIMES = (1, 4, 16)
-"""Batch sizes, in those of table ``adamar``."""
+"""Batch sizes, as multiples of those of table ``adamar``."""
 TRAINING_ROWS = {"amazon_sports": 379_086, "epinions": 616_029, "ml1m": 800_103, "clicklog": 480_000}
 NO_DECAY = "Adam"
 TABLE = "alpha"
 COST = 0.005
-"""What a rule may cost against the best half-life of a case."""
+"""Largest loss of AUC of a rule against the best half-life of a case."""
 
 
 def alpha_of(half_life: float, num_rows: int, batch_size: int) -> float:

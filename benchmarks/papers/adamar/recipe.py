@@ -1,4 +1,4 @@
-"""``adamar``: one-epoch overfitting, and what is done about it (Li and Lyu, Adaptive Regularization, tables 1, 2)."""
+"""``adamar``: one-epoch overfitting, and remedies (Li and Lyu, Adaptive Regularization, tables 1, 2)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SLIDES_SIZE = "amazon_sports_d32"
 """Amazon Sports at the authors' dimension and batch size."""
 SLIDES_DIM, SLIDES_BATCH_SIZE = 32, 2048
 SLIDES_DECAYS = (*DECAYS, 10.0)
-"""A quarter of the steps asks for more decay in each."""
+"""More decay in each step, because there are a quarter of the steps."""
 ALPHAS = (1e-5, 3.2e-5, 1e-4, 3.2e-4)
-"""Half decades about what validation takes at the batch sizes of the tables."""
+"""Half decades around the alphas that validation chooses at the batch sizes of the tables."""
 SLIDES_ALPHAS = (3.2e-4, 1e-3, 3.2e-3, 1e-2)
-"""A quarter of the steps asks for sixteen times as much, for the same half-life in epochs."""
+"""Sixteen times as much, for the same half-life in epochs with a quarter of the steps."""
 
 Method = tuple[str, str, dict[str, Any], dict[str, Any]]
 """(row, tried, optimizer, regularizers)."""
@@ -37,9 +37,9 @@ def methods(family: str, decays: Sequence[float] = DECAYS, alphas: Sequence[floa
     """Yield the five methods of a family, ``adam`` or ``adagrad``; candidates of those that decay.
 
     Args:
-        family: Of which optimizer.
-        decays: Of AdamW; AdagradW, whose rate is ten times as high, has a tenth of each.
-        alphas: Of AdamAR and AdagradAR.
+        family: The optimizer.
+        decays: Decays of AdamW; AdagradW, whose rate is ten times as high, has a tenth of each.
+        alphas: Alphas of AdamAR and AdagradAR.
     """
     rate, parts = (0.001, 1) if family == "adam" else (0.01, 10)
     plain = {"kind": family, "learning_rate": rate}

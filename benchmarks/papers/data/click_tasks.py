@@ -19,7 +19,7 @@ LOG = ClickLog(num_rows=600_000, num_days=10, seed=0)
 class ClickTask:
     """One task.
 
-    ``batch_size``: what its table is trained with. ``evaluation``: how it is split.
+    ``batch_size``: batch size of its table. ``evaluation``: the split.
     """
 
     of: DatasetSpec

@@ -34,7 +34,7 @@ def brown(path: Path, num_training: int, num_held_out: int) -> Corpus:
     Documents are drawn once, the same for every seed of a training.
 
     Raises:
-        ValueError: the file is not there, or has fewer documents.
+        ValueError: the file does not exist, or has fewer documents.
     """
     if not path.exists():
         raise ValueError(f"{path} is not there: a row for each sentence, columns document and tokens (list of strings)")
@@ -59,7 +59,7 @@ def tokens_of(path: Path) -> list[Words]:
     """Return the words of each text of a file.
 
     Raises:
-        ValueError: the file is not there.
+        ValueError: the file does not exist.
     """
     if not path.exists():
         raise ValueError(f"{path} is not there: a row for each text, column tokens (list of strings)")
@@ -71,7 +71,7 @@ def movies(path: Path) -> list[Words]:
     """Return the words of each movie's title, its year among them, and of its genres, lower case.
 
     Raises:
-        ValueError: the file is not there.
+        ValueError: the file does not exist.
     """
     if not path.exists():
         raise ValueError(f"{path} is not there: a row for each movie, columns title and genres (strings)")
@@ -88,6 +88,6 @@ def vocabulary(sentences: Iterable[Words], size: int) -> dict[str, int]:
 
 
 def stream(sentences: Iterable[Words], rows: dict[str, int]) -> Tensor:
-    """Return the sentences one behind the other, each with its end, int64 [n]."""
+    """Return the sentences concatenated, each with its end, int64 [n]."""
     ids = [row for sentence in sentences for row in (*(rows.get(word, UNKNOWN) for word in sentence), END)]
     return torch.tensor(ids, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Texts for the small form of recipes: each word depends on the one before it; sentences that praise or blame."""
+"""Texts for the small form of recipes: each word depends on the one before it; positive and negative sentences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.generalization.label_randomization import write_table
 
 NUM_WORDS, NUM_DOCUMENTS, NUM_SENTENCES, LENGTH = 50, 8, 12, 9
 SIDES = (0, 15, 30, NUM_WORDS)
-"""First numbers of words that blame, that praise and that do neither, and the end of all."""
+"""First numbers of negative, positive and neutral words, and the end of all."""
 
 
 def write_quick_texts(folder: Path) -> None:
@@ -27,7 +27,7 @@ def write_quick_texts(folder: Path) -> None:
 
 
 def _sentence(draw: np.random.Generator, start: int | None = None) -> list[str]:
-    """Return words, three of four the successor of the one before."""
+    """Return words; three of four are the successor of the word before."""
     words = [int(draw.integers(NUM_WORDS)) if start is None else start]
     while len(words) < LENGTH:
         follows = draw.random() < 0.75
@@ -36,7 +36,7 @@ def _sentence(draw: np.random.Generator, start: int | None = None) -> list[str]:
 
 
 def write_quick_sentences(folder: Path) -> None:
-    """Write ``sentence_polarity.parquet`` (positive, tokens), once: one word in three is of its sentence's side."""
+    """Write ``sentence_polarity.parquet`` (positive, tokens), once: one word in three has its sentence's polarity."""
     path = folder / "sentence_polarity.parquet"
     if not path.exists():
         write_table(pa.table(_opinions(400, LENGTH, 1)), path)
@@ -51,7 +51,7 @@ def write_quick_reviews(folder: Path) -> None:
 
 
 def write_quick_movies(folder: Path, genres: Mapping[int, str]) -> None:
-    """Write ``ml1m_movies.parquet`` (item, title, genres), once: of four words of a title one is of its class."""
+    """Write ``ml1m_movies.parquet`` (item, title, genres), once: one of four words of a title is of its class."""
     path = folder / "ml1m_movies.parquet"
     if path.exists():
         return
@@ -62,7 +62,7 @@ def write_quick_movies(folder: Path, genres: Mapping[int, str]) -> None:
 
 
 def _opinions(count: int, length: int, seed: int) -> dict[str, Any]:
-    """Return ``positive`` and ``tokens``: of the corpus's words 15 blame, 15 praise, and 20 do neither."""
+    """Return ``positive`` and ``tokens``: of the corpus's words 15 are negative, 15 positive and 20 neutral."""
     draw = np.random.Generator(np.random.Philox(seed))
     positive = draw.integers(2, size=count, dtype=np.int8)
     sides = np.where(draw.random((count, length)) < 1 / 3, positive[:, None], 2)

@@ -30,14 +30,14 @@ DROPOUT: dict[str, dict[str, Any] | None] = {
 }
 """By row ``dropout_method``; None: no dropout at all."""
 COSTLY = ("R_approx (8 samples)", "DROPOUT_8", "DROPOUT_8 + xi_approx", "DROPOUT_32")
-"""Rows that the small form does not have."""
+"""Rows that the small form leaves out."""
 IDENTITY = "identity Hessian (sampled)"
 TUNED: dict[str, dict[str, Any]] = {
     "R~": LOSS_JACOBIAN,
     "R~ + xi_approx": LOSS_JACOBIAN | APPROXIMATE_NOISE,
     IDENTITY: {"masks": 0, "explicit": "identity", "sign_samples": 1},
 }
-"""The same, of the rows whose strength validation takes, as in the paper."""
+"""The same for the rows whose strength is chosen by validation, as in the paper."""
 FACTORS = (0.25, 1.0, 4.0)
 """Multiples of lambda_1 = q / (1 - q), the coefficient of the equations, that are tried."""
 IDENTITY_FACTORS = (0.0001, 0.001, 0.01, 0.1)
@@ -94,12 +94,12 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
         )
     )
     prepare = partial(write_quick_texts, data) if quick else None
-    # Of the small text nothing is claimed.
+    # The small text decides no claim.
     return Recipe("language", _TITLE, _SOURCE, _PROTOCOL, trials, (table,), () if quick else claims, prepare)
 
 
 def _tuned(most: int | None) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
-    """Yield (column, row, tried, settings) of the candidates for each strength, of which a row has ``most``."""
+    """Yield (column, row, tried, settings) of the candidates for each strength, at most ``most`` for a row."""
     for row, method in TUNED.items():
         for factor in (IDENTITY_FACTORS if row == IDENTITY else FACTORS)[:most]:
             strength = {} if factor == 1.0 else {"explicit_strength": factor * RATE / (1.0 - RATE)}

@@ -60,10 +60,10 @@ ML1M = "ml1m"
 
 
 class Size(NamedTuple):
-    """What a form of the recipe trains.
+    """Trainings of a form of the recipe.
 
     ``of``: by name, the data sets whose rows and a fifth of them are compared; the first has all methods.
-    ``fields``: of all jobs; ``of_strengths``: more, of those that strengths are tried by.
+    ``fields``: fields of all jobs; ``of_strengths``: further ones, of the jobs that try strengths.
     """
 
     of: dict[str, DatasetSpec]

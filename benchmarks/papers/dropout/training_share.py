@@ -1,4 +1,4 @@
-"""A share of the rows that a random split trains on, beside all of those that it validates and tests on."""
+"""A share of the training rows of a random split, with all its validation and test rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.spec import DatasetSpec, Split
 
 
 def write_training_share(dataset: DatasetSpec, split: Split, path: Path, share: float, seed: int = 0) -> None:
-    """Write the rows without all but a random ``share`` of those that train, unless ``path`` is there.
+    """Write held-out rows and a random ``share`` of the training rows, unless ``path`` exists.
 
     A job with the same split holds out the same rows of it, as a random split goes by the hash of a row's user and
     item.
@@ -22,9 +22,9 @@ def write_training_share(dataset: DatasetSpec, split: Split, path: Path, share: 
     Args:
         dataset: Parquet with the integer columns ``user`` and ``item``.
         split: of kind ``random``.
-        path: of the Parquet file.
-        share: of the training rows that stay, in (0, 1].
-        seed: of the draw.
+        path: path of the Parquet file.
+        share: share of the training rows that stay, in (0, 1].
+        seed: seed of the draw.
     """
     if path.exists():
         return

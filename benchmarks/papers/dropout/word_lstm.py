@@ -54,13 +54,13 @@ class WordLstm(nn.Module):
         super().__init__()
         self.words = nn.Embedding(num_words, dim)
         nn.init.uniform_(self.words.weight, -0.1, 0.1)
-        # One module for each layer, as dropout stands between them.
+        # One module for each layer, as dropout is applied between them.
         self.layers = nn.ModuleList(nn.LSTM(dim, dim, batch_first=True) for _ in range(num_layers))
         self.output = nn.Linear(dim, num_words) if with_logits else nn.Identity()
 
     @property
     def hidden(self) -> list[nn.Module]:
-        """What dropout is on: the embedding and each layer."""
+        """The modules whose outputs get dropout: the embedding and each layer."""
         return [self.words, *self.layers]
 
     def forward(self, words: Tensor, states: list[State]) -> tuple[Tensor, list[State]]:

@@ -41,7 +41,7 @@ def trials(data: Path, seed: int, quick: bool) -> list[TextTrial]:
 
 
 def sections(records: Mapping[tuple[str, str], Sequence[Record]]) -> Iterator[Section]:
-    """Yield how far trainings on S and on S' are from one another; ``records`` by model and kind of descent."""
+    """Yield the distances between trainings on S and on S'; ``records`` by model and kind of descent."""
     if not records:
         return
     lines, curves = [], dict[str, dict[str, Curve]]()

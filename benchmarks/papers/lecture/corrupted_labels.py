@@ -1,4 +1,4 @@
-"""A part of a dataset, and the same with labels permuted among a share of its training rows (figure 1)."""
+"""A random part of a dataset, and a copy of it with labels permuted among a share of its training rows (figure 1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.spec import DatasetSpec
 
 
 def part(dataset: DatasetSpec, path: Path, num_rows: int, seed: int = 0) -> None:
-    """Write ``num_rows`` random rows with a column ``is_test``, true of a random tenth, unless ``path`` is there."""
+    """Write ``num_rows`` random rows, a random tenth of them with ``is_test`` true, unless ``path`` exists."""
     if not path.exists():
         draw = np.random.Generator(np.random.Philox(seed))
         table = read_rows(dataset)
@@ -21,9 +21,10 @@ def part(dataset: DatasetSpec, path: Path, num_rows: int, seed: int = 0) -> None
 
 
 def corrupted(dataset: DatasetSpec, path: Path, share: float, seed: int = 0) -> None:
-    """Write the rows with labels permuted among a random share of those that do not test, unless ``path`` is there.
+    """Write the rows with labels permuted among a random share of the rows that are not test rows.
 
-    Figure 1 of the lecture, by Zhang et al. 2016; ``dataset`` has a column ``is_test`` (:func:`part`).
+    Does nothing if ``path`` exists. Figure 1 of the lecture, after Zhang et al. 2016; ``dataset`` has a column
+    ``is_test`` (:func:`part`).
     """
     draw = np.random.Generator(np.random.Philox(seed))
 

@@ -1,4 +1,4 @@
-"""Internal covariate shift: how a step of the layers below turns a layer's gradient (Mądry's lecture, section 1.1)."""
+"""Internal covariate shift: how a step of lower layers changes a layer's gradient (Mądry's lecture, section 1.1)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from benchmarks.papers.lecture.jacobians import hidden_layers
 
 
 class Shift(NamedTuple):
-    """Of a layer's gradient before and after: their ``cosine``, and their ``difference`` in lengths of the former."""
+    """``cosine`` of a layer's gradients before and after, and their ``difference`` / the length of the first."""
 
     cosine: float
     difference: float
 
 
 def covariate_shifts(tower: nn.Module, loss: Callable[[], Tensor], rate: float) -> list[Shift]:
-    """Return the shift of each hidden layer but the first, and leave the tower as it was.
+    """Return the shift of each hidden layer except the first; the tower is left unchanged.
 
-    A layer's gradient is taken before and after the hidden layers below it, and they alone, have taken their step, on
-    the same rows: Santurkar et al., How Does Batch Normalization Help Optimization?, NeurIPS 2018, definition 2.1. The
-    step is Adam's first one, of ``rate`` against the sign of each gradient.
+    A layer's gradient is computed before and after a step of only the hidden layers below it, on the same rows:
+    Santurkar et al., How Does Batch Normalization Help Optimization?, NeurIPS 2018, definition 2.1. The step is Adam's
+    first one: each weight moves by ``rate`` against the sign of its gradient.
 
     Args:
-        tower: of :func:`trainer.models.layers.mlp.tower`, which is trained here: batch normalisation by the batch.
-        loss: gives the mean loss of a batch by the tower as it is then.
-        rate: of the step.
+        tower: made by :func:`trainer.models.layers.mlp.tower`; it runs in training mode, so batch normalisation uses
+            the batch's moments.
+        loss: returns the mean loss of a batch with the tower's current weights.
+        rate: learning rate of the step.
     """
     layers = [list(layer.parameters()) for layer in hidden_layers(tower)]
     before, was_training = copy.deepcopy(tower.state_dict()), tower.training

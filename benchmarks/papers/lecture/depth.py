@@ -1,4 +1,4 @@
-"""Jacobians and covariate shifts of a trained tower by depth, beside those of its initial weights."""
+"""Jacobians and covariate shifts by depth, of a trained tower and of its initial weights."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trainer.models.base import RankingModel
 
 
 def by_depth(subject: Subject) -> dict[str, list[float]]:
-    """Return the Jacobians and covariate shifts of a model's tower, hidden layer by hidden layer.
+    """Return the Jacobians and covariate shifts of a model's tower for each hidden layer.
 
-    Jacobians, of the first rows of the sample: ``initial``, ``large`` (initial weights times LARGE) and ``trained``.
-    Initial towers read what the trained one does; their batch normalisation has the moments of these rows. Shifts, of
-    the whole sample and a step at the dense rate, without the first layer's: ``initial cosine``, ``initial
-    difference``, ``trained cosine``, ``trained difference``.
+    The Jacobians are computed on the first rows of the sample: ``initial``, ``large`` (initial weights times LARGE) and
+    ``trained``. Initial towers read the same inputs as the trained one, and their batch normalisation uses the moments
+    of these rows. The shifts are computed on the whole sample for a step at the dense rate, without the first layer:
+    ``initial cosine``, ``initial difference``, ``trained cosine``, ``trained difference``.
     """
     tower: Any = subject.model.tower
     inputs = inputs_of(tower, subject.losses)[:NUM_ROWS]

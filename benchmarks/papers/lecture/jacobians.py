@@ -12,16 +12,17 @@ from trainer.models.layers.mlp import HiddenLayer
 
 NUM_ROWS = 256
 LARGE = 4.0
-"""Weights that are this much larger than torch's initial ones make a plain tower's Jacobian grow with depth."""
+"""With weights this many times larger than torch's initial ones, a plain tower's Jacobian grows with depth."""
 
 
 def jacobian_norms(tower: nn.Module, inputs: Tensor) -> list[float]:
-    """Return |d X^l / d X^1| for each hidden layer l, of X^1 the first one's output.
+    """Return |d X^l / d X^1| for each hidden layer l, where X^1 is the first hidden layer's output.
 
-    The norm is Frobenius's, as a root mean square over rows and over the directions of X^1: 1 for the identity.
+    The norm is the Frobenius norm, as a root mean square over rows and over the directions of X^1: 1 for the identity.
 
     Args:
-        tower: of :func:`trainer.models.layers.mlp.tower`, which is evaluated: batch normalisation by running moments.
+        tower: made by :func:`trainer.models.layers.mlp.tower`; it runs in evaluation mode, so batch normalisation uses
+            running moments.
         inputs: [n, width of the tower's input].
     """
     hidden = hidden_layers(tower)
@@ -39,7 +40,7 @@ def jacobian_norms(tower: nn.Module, inputs: Tensor) -> list[float]:
 
 
 def scale_weights(tower: nn.Module, factor: float) -> None:
-    """Multiply the weights of every linear map of a tower, and leave biases alone."""
+    """Multiply the weights of every linear map of a tower, but not the biases."""
     with torch.no_grad():
         for module in tower.modules():
             if isinstance(module, nn.Linear):
@@ -47,7 +48,7 @@ def scale_weights(tower: nn.Module, factor: float) -> None:
 
 
 def hidden_layers(tower: nn.Module) -> list[nn.Module]:
-    """Return the hidden layers of a tower, each with what follows its linear map."""
+    """Return the hidden layers of a tower, each with the modules that follow its linear map."""
     layers: list[nn.Module] = []
     parts: list[nn.Module] = []
     for module in tower.children():
@@ -59,7 +60,7 @@ def hidden_layers(tower: nn.Module) -> list[nn.Module]:
 
 
 def with_moments_of(tower: nn.Module, inputs: Tensor) -> None:
-    """Give the batch normalisation of a tower that has seen no batch the moments of one [n, width], layer by layer."""
+    """Set the batch normalisation moments of an untrained tower to those of ``inputs`` [n, width], layer by layer."""
     x = inputs
     with torch.no_grad():
         for layer in hidden_layers(tower):
@@ -72,7 +73,7 @@ def with_moments_of(tower: nn.Module, inputs: Tensor) -> None:
 
 
 def inputs_of(tower: nn.Module, call: Callable[[], object]) -> Tensor:
-    """Return the inputs of a tower while ``call()`` runs its model."""
+    """Return the inputs that a tower receives while ``call()`` runs its model."""
     seen: list[Tensor] = []
     hook = tower.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
     try:

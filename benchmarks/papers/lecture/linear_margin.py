@@ -17,7 +17,7 @@ from benchmarks.papers.data.corpus import vocabulary
 
 Floats = npt.NDArray[np.float64]
 QUANTILES = (0.1, 0.25, 0.5, 0.75)
-"""Quantiles of the margins of training rows; each is a gamma."""
+"""Quantiles of the margins of training rows; each quantile is used as a gamma."""
 NUM_DRAWS = 50
 HELD_OUT = 0.2
 L2 = 1e-4
@@ -25,7 +25,7 @@ STEPS = 200
 
 
 class Rows(NamedTuple):
-    """Sentences as x of length 1, 1 / sqrt(k) at each of the k words that the vocabulary has: word, row and value."""
+    """Sentences as unit vectors x, with 1 / sqrt(k) at each of the sentence's k known words: word, row and value."""
 
     word: Tensor
     row: Tensor
@@ -38,14 +38,14 @@ class Rows(NamedTuple):
 
 
 def measure(path: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield figures for each gamma, as ``epoch`` 1 to 4 of the split ``test``.
+    """Yield the figures for each gamma, as ``epoch`` 1 to 4 of the split ``test``.
 
-    ``margin``: gamma; ``words``: d; ``expected``: coordinates that are left, in the mean, ``bound``: 8 / gamma^2;
-    ``kept``: of training rows beyond gamma the share whose sign stays; ``accuracy``: of held-out rows, ``whole``: that
-    of the classifier as it was.
+    ``margin``: gamma; ``words``: d; ``expected``: the mean number of coordinates left, ``bound``: 8 / gamma^2;
+    ``kept``: the share of training rows beyond gamma whose sign stays; ``accuracy``: on held-out rows, ``whole``: the
+    accuracy of the original classifier.
 
     Raises:
-        ValueError: the file is not there.
+        ValueError: the file does not exist.
     """
     training, held_out, num_words = read_rows(path, seed)
     weights = trained(training, num_words)
@@ -69,7 +69,7 @@ def measure(path: Path, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def probabilities(direction: Floats, gamma: float) -> Floats:
-    """Return min(8 c_i^2 / gamma^2, 1), that a coordinate of c [d] is left."""
+    """Return min(8 c_i^2 / gamma^2, 1), the probability that a coordinate of c [d] is kept."""
     result: Floats = np.minimum(8 * direction**2 / gamma**2, 1.0)
     return result
 
@@ -103,7 +103,7 @@ def read_rows(path: Path, seed: int) -> tuple[Rows, Rows, int]:
     """Return rows that train, rows that are held out, and the number of words of the first.
 
     Raises:
-        ValueError: the file is not there.
+        ValueError: the file does not exist.
     """
     if not path.exists():
         raise ValueError(f"{path} is not there: a row for each sentence, columns positive (0 or 1) and tokens")

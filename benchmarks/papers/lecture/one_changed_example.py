@@ -1,7 +1,7 @@
-"""One changed example: descent by single examples beside that of all of them (Mądry's lecture, section 8, figure 7).
+"""One changed example: descent by single examples and by full batches (Mądry's lecture, section 8, figure 7).
 
-A classifier of sentences is trained on S, and from the same initial values and in the same order on each of some S'
-that differ from S in one example.
+A classifier of sentences is trained on S and on several sets S' that differ from S in one example. All trainings have
+the same initial values and the same order of examples.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from trainer.generalization.sections import distance
 
 @dataclass(frozen=True)
 class ChangedExampleSettings:
-    """``hidden``: units of the one hidden layer, 0 for a linear model; ``by``: the examples of a step.
+    """``hidden``: units of the one hidden layer, 0 for a linear model; ``by``: whether a step uses one example or all.
 
-    ``l2``: s, of s |theta|^2 of all parameters beside the loss, which is then strongly convex in a linear model;
-    ``rate``: the step size; ``steps`` of training, of which figures are kept ``points`` times, after equal shares of
-    them; ``examples`` of S, and how many S' there are.
+    ``l2``: s in the term s |theta|^2 that is added to the loss, which makes a linear model's loss strongly convex;
+    ``rate``: the step size; ``steps``: steps of training; figures are recorded ``points`` times, at equal distances;
+    ``examples``: the size of S; ``neighbours``: the number of sets S'.
     """
 
     hidden: int
@@ -40,15 +40,15 @@ class ChangedExampleSettings:
 
 
 def measure(settings: ChangedExampleSettings, path: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield figures after each share of the steps, as ``epoch`` 1 to ``points`` of the split ``test``.
+    """Yield the figures after each share of the steps, as ``epoch`` 1 to ``points`` of the split ``test``.
 
-    ``passes`` over S, which has ``examples``; ``neighbours``: how many S' there are; ``logloss``: that of S; ``apart``:
-    the mean over S' of the absolute difference of the logloss of S, ``epsilon``: the largest difference of the logloss
-    of one held-out sentence, of all S'; ``parameters``: the mean over S' of the distance of all parameters, by their
-    norm.
+    ``passes``: passes over S, which has ``examples`` rows; ``neighbours``: the number of sets S'; ``logloss``: on S;
+    ``apart``: the mean over S' of the absolute difference of the logloss on S; ``epsilon``: the largest difference of
+    the logloss of one held-out sentence over all S'; ``parameters``: the mean over S' of the distance of the
+    parameters, divided by their norm.
 
     Raises:
-        ValueError: the file is not there, or has too few sentences.
+        ValueError: the file does not exist, or has too few sentences.
     """
     training, held_out, num_words = read_rows(path, seed)
     own, others = dense(training, num_words), dense(held_out, num_words)
@@ -94,12 +94,12 @@ def descend(
     """Take gradient steps of the mean logloss and ``l2`` |theta|^2, without momentum.
 
     Args:
-        model: of x [n, d] to logits [n, 1].
+        model: maps x [n, d] to logits [n, 1].
         x: [n, d].
         labels: [n], 0 or 1.
-        steps: for each step the number of its example, or -1 for all of them.
+        steps: for each step the index of its example, or -1 for all examples.
         rate: the step size.
-        l2: s, of all parameters.
+        l2: s, for all parameters.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, weight_decay=2.0 * l2)
     for step in steps.tolist():
@@ -110,7 +110,7 @@ def descend(
 
 
 def _order(settings: ChangedExampleSettings, draw: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return each step's example: epochs, each of all examples in an order of its own."""
+    """Return each step's example: every epoch has all examples, in a new random order."""
     if settings.by == "all":
         return np.full(settings.steps, -1)
     epochs = -(-settings.steps // settings.examples)
@@ -122,7 +122,7 @@ def _model(num_words: int, hidden: int, seed: int) -> nn.Module:
     if not hidden:
         return nn.Linear(num_words, 1)
     first = nn.Linear(num_words, hidden)
-    nn.init.normal_(first.weight)  # x has length 1, so that units begin at the size of 1
+    nn.init.normal_(first.weight)  # x has length 1, so the units start at a scale of 1
     return nn.Sequential(first, nn.ReLU(), nn.Linear(hidden, 1))
 
 

@@ -23,9 +23,9 @@ QUICK_CHANGED = (64,)
 
 
 def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
-    """Return the report of a DNN on epinions; ``quick``: on a small click log.
+    """Return the report of a DNN on epinions, or on a small click log with ``quick``.
 
-    ``rows``: the folder of data sets with other labels.
+    ``rows``: the folder for the data sets with permuted labels.
     """
     dataset, jobs = _jobs(data, quick)
     trainings, write = plan(dataset, jobs, seeds, rows, QUICK_CHANGED if quick else CHANGED)

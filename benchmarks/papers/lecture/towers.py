@@ -1,4 +1,4 @@
-"""``towers``: what towers do with depth, with corrupted labels and with one changed example; sparse linear classifiers.
+"""``towers``: towers by depth, with corrupted labels and with one changed example; sparse linear classifiers.
 
 Mądry, Optimization and Generalization Challenges in Deep Learning, lecture 3 of 6.S979: sections 1, 7.1 and 8, figures
 1 and 7.
@@ -27,22 +27,22 @@ from trainer.spec import DatasetSpec
 
 DEPTH, CORRUPTED, BATCHES, MARGIN = "depth", "corrupted", "batches", "margin"
 FITTED = 0.99
-"""Training AUC from which on a job counts as having fitted its labels."""
+"""Training AUC from which a job counts as having fitted its labels."""
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {}, "batch norm": {"batch_norm": True}, "shortcuts": {"residual": True},
 }  # fmt: skip
 REGULARIZED: dict[str, dict[str, Any]] = {
     "dropout .5": {"dropout": 0.5, "dropout_layers": "both"}, "l2 1e-4": {"l2": 1e-4},
 }  # fmt: skip
-"""Regularizers with which labels are fitted too, true ones and permuted ones (section 5)."""
+"""Regularizers with which true and permuted labels are fitted as well (section 5)."""
 Record = dict[str, Any]
 
 
 class Size(NamedTuple):
-    """How large a form of the recipe is.
+    """Size of the full or quick form of the recipe.
 
-    ``shares`` of permuted labels, of which those of ``regularized`` have regularizers too; ``rate``: Adam's, of rows
-    and of the tower.
+    ``shares``: shares of permuted labels; those in ``regularized`` are also run with regularizers; ``rate``: Adam's
+    learning rate for rows and tower.
     """
 
     num_rows: int
@@ -62,7 +62,7 @@ QUICK = Size(2_000, (2, 6), 8, 2, (0.0, 1.0), (1.0,), 6, 64, (32, 256), 0.01)
 
 
 def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
-    """Return DNNs on a part of epinions; ``quick``: of a small click log. ``rows``: the folder of files it writes."""
+    """Return DNNs on a part of epinions (``quick``: of a small click log). ``rows``: the folder for written files."""
     size = QUICK if quick else WHOLE
     source = documents.click_log(data) if quick else documents.epinions(data, {"rule": "rating >= 4"})
     of = at(source, rows / f"{source.name}_part.parquet")
@@ -208,7 +208,7 @@ def _jacobians(records: Mapping[tuple[str, str], Sequence[Record]]) -> Iterator[
         ("", "", "initial", f"initial, weights times {LARGE:g}", "trained"), tuple(lines),
         (
             "Frobenius norm, as a root mean square over rows and directions: 1 for the identity. Initial towers read "
-            "the trained rows; batch normalisation has their moments.",
+            "the trained rows; batch normalisation uses the moments of these rows.",
             facts([record for of_seeds in records.values() for record in of_seeds]),
         ),
         (Panel(deepest, "hidden layer", "norm of the Jacobian", curves, "y"),),
@@ -227,8 +227,9 @@ def _shifts(records: Mapping[tuple[str, str], Sequence[Record]]) -> Iterator[Sec
         "shifts", "Internal covariate shift: how a step of the layers below turns a layer's gradient (section 1.1)",
         ("", "", *names), tuple(lines),
         (
-            "Mean over hidden layers but the first, on the sample of training rows: cosine of the gradients before and "
-            "after, and their difference in lengths of the former. The step is Adam's first one at the job's rate.",
+            "Mean over all hidden layers except the first, on the sample of training rows: cosine of the gradients "
+            "before and after, and the length of their difference divided by that of the first. The step is Adam's "
+            "first one at the job's rate.",
             facts([record for of_seeds in records.values() for record in of_seeds]),
         ),
     )  # fmt: skip
@@ -245,8 +246,8 @@ def _flatness(records: Mapping[str, Sequence[Record]]) -> Iterator[Section]:
     yield Section(
         "flatness", "Sharpness of the trained model by batch size (section 6)", ("", *names), tuple(lines),
         (
-            "lambda_max: of the Hessian of the training loss; noise: its mean rise under Gaussian noise; relative: in "
-            "the scale of the parameters.",
+            "lambda_max: of the Hessian of the training loss; noise: mean rise of the loss under Gaussian noise; "
+            "relative: noise in the scale of the parameters.",
             facts([record for of_seeds in records.values() for record in of_seeds]),
         ),
     )  # fmt: skip
@@ -301,7 +302,7 @@ def _by_gamma(records: Sequence[Record]) -> list[tuple[Mapping[str, Any], ...]]:
 
 
 def _promises(records: Sequence[Record]) -> Iterator[Verdict]:
-    """Yield what equations 3 and 5 say, the latter by Chebyshev's inequality: one sign in eight is lost at most."""
+    """Yield the verdicts on equations 3 and 5; by Chebyshev's inequality at most one sign in eight is lost."""
     figures = [one for of_seeds in _by_gamma(records) for one in of_seeds]
     if figures:
         kept, most = min(one["kept"] for one in figures), max(one["expected"] / one["bound"] for one in figures)
@@ -318,6 +319,6 @@ _SOURCE = (
     "Mądry, Optimization and Generalization Challenges in Deep Learning (6.S979, lecture 3), sections 1, 5, 7.1, 8"
 )
 _PROTOCOL = """\
-A DNN on a random part of the rows, of which a tenth tests with its own labels; of the others a tenth validates. Adam
-for rows and towers. Labels are permuted among a share of the rows that do not test, validation rows included. The
-linear classifier is of sentences, of which a fifth is held out; of some others one is changed."""
+A DNN is trained on a random part of the rows. A tenth of them are test rows with their own labels; a tenth of the
+others are validation rows. Rows and towers are trained by Adam. Labels are permuted among a share of the rows that are
+not test rows, validation rows included. The linear classifier reads sentences, a fifth of which are held out."""

@@ -1,4 +1,4 @@
-"""From the records of trials to the figures of cells: candidates chosen on validation, means over seeds, claims."""
+"""The figures of table cells from the records of trials: candidates chosen on validation, means over seeds, claims."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Runs = dict[int, Record]
 
 @dataclass(frozen=True)
 class Cell:
-    """Means over ``seeds`` and their standard deviations (of a sample, n - 1), as many as the table shows.
+    """Means over ``seeds`` and their sample standard deviations (n - 1), as many as the table shows.
 
-    ``tried``: the candidate that the validation split took; ``records``: the runs behind it.
+    ``tried``: the candidate chosen on the validation split; ``records``: its runs.
     """
 
     mean: tuple[float, ...]
@@ -33,7 +33,7 @@ class Cell:
 class Judgement:
     """The judgement of a claim.
 
-    ``gain``: by how much left is better than right; None where no seed of both was run.
+    ``gain``: by how much left is better than right; None if no seed was run for both.
     """
 
     claim: Claim
@@ -46,7 +46,7 @@ class Judgement:
 
 
 class Figures:
-    """Figures of a recipe's tables. ``records``: by key of the trial."""
+    """Figures of a recipe's tables. ``records``: the record of each trial, by the trial's key."""
 
     def __init__(self, recipe: Recipe, records: Mapping[str, Record]):
         self.recipe = recipe
@@ -62,11 +62,11 @@ class Figures:
                 settings.setdefault(trial.tried, {})[trial.seed] = record
 
     def rows(self, table: Table) -> list[str]:
-        """Return the rows in the recipe's order, whether they were run or not."""
+        """Return the rows in the recipe's order, also those that were not run."""
         return self._rows.get(table.trials_of, [])
 
     def runs(self, table: Table, column: Column, row: str) -> tuple[str, Runs]:
-        """Return (candidate, its runs) with the best mean over seeds of the validation split's best epoch.
+        """Return (candidate, its runs): the one with the best mean over seeds at its best validation epoch.
 
         ("", {}) where nothing has ended.
         """
@@ -83,7 +83,7 @@ class Figures:
         return taken, candidates[taken]
 
     def cell(self, table: Table, column: Column, row: str, seeds: Collection[int] | None = None) -> Cell | None:
-        """Return the cell of all seeds that have ended, or of those among ``seeds``."""
+        """Return the cell of all seeds that have ended, or only of those in ``seeds``."""
         tried, runs = self.runs(table, column, row)
         asked = {seed: record for seed, record in runs.items() if seeds is None or seed in seeds}
         by_seed = {seed: values for seed, record in asked.items() if (values := shown(table, column, record))}
@@ -95,14 +95,14 @@ class Figures:
         return Cell(mean, sd, tuple(sorted(by_seed)), tried, tuple(runs[seed] for seed in by_seed))
 
     def curve(self, table: Table, column: Column, row: str) -> list[tuple[float, float]]:
-        """Return (mean, sd or 0) of the metric after each epoch that every seed has."""
+        """Return (mean, sd or 0) of the metric for each epoch that every seed has reached."""
         _, runs = self.runs(table, column, row)
         curves = [_curve(record, column.split, column.metric) for record in runs.values()]
         places = zip(*(list(curve.values()) for curve in curves), strict=False) if curves else ()
         return [(statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for v in places]
 
     def judge(self, claim: Claim) -> Judgement:
-        """Judge a claim by the seeds that both sides have: with others the difference would be that of the seeds."""
+        """Judge a claim by the seeds that both sides have; different seeds would add a difference of their own."""
         table = next(table for table in self.recipe.tables if table.name == claim.table)
         column = next(column for column in table.columns if column.column == claim.column)
         sides = (claim.left, claim.right)
@@ -120,9 +120,9 @@ class Figures:
 
 
 def shown(table: Table, column: Column, record: Record) -> tuple[float, ...]:
-    """Return the figures of one run that a cell of the table holds.
+    """Return the figures of one run that a table cell shows.
 
-    They are those of every epoch, of the last one, or of the epoch that the validation split takes.
+    These are the figures of every epoch, of the last one, or of the epoch that is best on validation.
     """
     curve = _curve(record, column.split, column.metric)
     if not curve:

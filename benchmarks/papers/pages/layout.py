@@ -13,7 +13,7 @@ from trainer.search.records import facts
 
 
 def lay_out(recipe: Recipe, figures: Figures, records: Sequence[Record], findings: Findings | None = None) -> Report:
-    """Lay out a report; ``records``: of the trials that were asked for, failed ones too."""
+    """Lay out a report; ``records``: the records of the requested trials, including failed ones."""
     shown = [section_of(table, figures) for table in recipe.tables]
     not_run = tuple(table.title for table, one in zip(recipe.tables, shown, strict=True) if one is None)
     claims = []
@@ -38,9 +38,9 @@ def write_report(recipe: Recipe, records: Sequence[Record], out: Path) -> Report
 
 
 def section_of(table: Table, figures: Figures) -> Section | None:
-    """Return the table as it is shown; None where nothing of it has ended.
+    """Return the table as it is shown, or None if none of its trials has ended.
 
-    Lines of a method: ours, their standard deviation, published, difference.
+    The lines of a method are our figures, their standard deviation, the published figures and the difference.
     """
     rows = figures.rows(table)
     cells = {(row, column): figures.cell(table, column, row) for row in rows for column in table.columns}
@@ -70,7 +70,7 @@ def section_of(table: Table, figures: Figures) -> Section | None:
 def _panels(table: Table, columns: Sequence[Column], figures: Figures) -> tuple[Panel, ...]:
     """Return a panel for each column: its metric over epochs, a curve for each row.
 
-    None at all if no run has two epochs, or the last one is all that counts.
+    There are no panels if no run has two epochs, or if only the last epoch counts.
     """
     rows = figures.rows(table)
     curves = {(row, column): figures.curve(table, column, row) for row in rows for column in columns}
@@ -99,7 +99,7 @@ def _lines(table: Table, row: str, columns: Sequence[Column], cells: Sequence[Ce
 
 
 def joined(values: Sequence[float], digits: int) -> str:
-    """Return figures as the papers print them: no zero before the point, epochs separated by slashes."""
+    """Return the figures as the papers print them: no zero before the point, slashes between epochs."""
     return "/".join(_figure(value, digits) for value in values)
 
 
@@ -118,7 +118,7 @@ def _difference(cell: Cell | None, published: Sequence[float] | None, digits: in
 
 
 def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None]) -> list[str]:
-    """Return the candidate that the validation split took, by column."""
+    """Return the candidate chosen on the validation split, by column."""
     said = []
     seen: set[str] = set()
     for column, cell in zip(columns, cells, strict=True):
@@ -131,7 +131,7 @@ def _choices(row: str, columns: Sequence[Column], cells: Sequence[Cell | None]) 
 
 
 def _fewer_seeds(cells: Mapping[tuple[str, Column], Cell | None]) -> list[str]:
-    """Return the cells that lack seeds which others of the table have."""
+    """Return the cells that lack seeds that other cells of the table have."""
     all_seeds = {seed for cell in cells.values() if cell is not None for seed in cell.seeds}
     fewer = {
         f"{row}, {column.column}": cell.seeds

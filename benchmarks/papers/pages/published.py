@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 Figures = Mapping[tuple[str, str], Sequence[float]]
-"""Figures of a cell by (row, column label)."""
+"""The figures of each cell, by (row, column label)."""
 
 
 def _epochs(text: str) -> tuple[float, ...]:
@@ -13,7 +13,7 @@ def _epochs(text: str) -> tuple[float, ...]:
 
 
 def _grid(columns: Sequence[str], rows: Mapping[str, str]) -> Figures:
-    """Parse rows, whose cells are separated by blanks, and cells, whose epochs are separated by slashes."""
+    """Parse rows: blanks separate their cells, slashes the epochs of a cell."""
     return {
         (name, column): _epochs(cell)
         for name, cells in rows.items()
@@ -60,10 +60,10 @@ SSE_DOUBAN = _grid(
         "SSE-SE + Dropout + MF, no biases": ".7185",
     },
 )
-"""SSE, table 2, Douban. Whether its MF has biases is not said."""
+"""SSE, table 2, Douban. The paper does not say whether its MF has biases."""
 
 SSE_ML1M = _grid(("RMSE",), {"MF": "1.0984", "SSE-SE + MF": "1.0150"})
-"""SSE, table 1, MovieLens-1M: users with fewer than 60 ratings alone."""
+"""SSE, table 1, MovieLens-1M: only users with fewer than 60 ratings."""
 
 SSE_ML1M_FEW = _grid(
     ("RMSE",),
@@ -80,8 +80,8 @@ SSE_ML1M_FEW = _grid(
         "SSE-Graph (titles) + MF": "1.0145",
     },
 )
-"""SSE, table 1: the Laplacian beside alternating least squares, SSE-Graph with a graph of casts. Whether its MF has
-biases is not said; the MF that it cites has none."""
+"""SSE, table 1: the Laplacian with alternating least squares, SSE-Graph with a graph of casts. The paper does not say
+whether its MF has biases; the MF that it cites has none."""
 
 SSE_BPR = _grid(
     ("P@1", "P@5", "P@10"),
@@ -117,7 +117,7 @@ SSE_SENTIMENT: Mapping[str, Figures] = {
         ("(SSE-SE + Pre-training) + (SSE-SE + Fine-tuning)", "test accuracy"): (0.945,),
     },
 }
-"""SSE, tables 6 and 7, by our file: IMDB, and the test split of SST-2."""
+"""SSE, tables 6 and 7, by the name of our file: IMDB, and the test split of SST-2."""
 
 GOWALLA = _grid(("recall@20", "NDCG@20"), {"BPR": ".1291 .1109"})
 """Wang et al., Neural Graph Collaborative Filtering (2019, revised), table 2: MF trained by BPR, dimension 64."""
@@ -147,7 +147,7 @@ DROPOUT_TUNED = _grid(
         "l2": "112.04",
     },
 )
-"""The same, table 1 and section 5.2: strengths tuned, but R_approx's."""
+"""The same paper, table 1 and section 5.2: all strengths are tuned except R_approx's."""
 
 DROPOUT_SIZES = {
     ("none", "all rows"): (29.45,),
@@ -159,12 +159,12 @@ DROPOUT_SIZES = {
     ("DROPOUT_2", "a fifth"): (46.07,),
     ("DROPOUT_4", "a fifth"): (47.40,),
 }
-"""The same, table 2: validation perplexity of Transformer-XL on WikiText-103 and on a fifth of it."""
+"""The same paper, table 2: validation perplexity of Transformer-XL on WikiText-103 and on a fifth of it."""
 
 DROPOUT_LSTM: Figures = {
     (row, "validation"): figures for grid in (DROPOUT_TUNED, DROPOUT_PTB) for (row, _), figures in grid.items()
 }
-"""Both."""
+"""Both tables."""
 
 RFF_TASK_1 = {
     "h_32": ("64.82 (2.83)", "44.79 (2.21)"),
@@ -180,7 +180,7 @@ RFF_TASK_2 = {
     "phi_32": ("68.90 (.33)", "34.97 (.17)"),
     "phi_64": ("71.30 (.27)", "37.48 (.15)"),
 }
-"""The same, task 2: recall@5 and NDCG@5."""
+"""The same table, task 2: recall@5 and NDCG@5."""
 
 RFF_REVIEWS: Figures = {
     ("h_32", "#ws=3, #ns=3"): (0.7664,),
@@ -193,5 +193,5 @@ RFF_REVIEWS: Figures = {
     ("phi_32", "#ws=4, #ns=4"): (0.8079,),
     ("trained jointly", "#ws=3, #ns=3"): (0.8625,),
 }
-"""The same, table A.1, d = 32: accuracy on IMDB; deviations of ten runs are 1.75 to 2.01 of h, .20 to .23 of phi, per
-cent."""
+"""The same paper, table A.1, d = 32: accuracy on IMDB. The standard deviations over ten runs are 1.75 to 2.01 per cent
+for h and .20 to .23 per cent for phi."""

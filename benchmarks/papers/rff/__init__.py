@@ -1,1 +1,1 @@
-"""The random Fourier features paper's tables: item vectors, what reads them, and what the theory says."""
+"""The random Fourier features paper's tables: item vectors, the models that read them, and the theory."""

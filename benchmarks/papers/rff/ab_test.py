@@ -1,9 +1,9 @@
-"""In place of the A/B test of the ``rff`` recipe: four consumers of vectors and of their features, on held-out days.
+"""Four consumers of vectors and of their features on held-out days, in place of the paper's A/B test.
 
-Xu et al., section 6 and appendix F.4, figure A.5. There, four applications showed users what their models ranked from
-h, and others what they ranked from phi. Here both are asked about the same rows of days that neither had seen: vectors
-are trained anew on the rows before each day, with another seed, and a consumer is fitted anew on the days before, or
-stays as it was fitted before the first.
+Xu et al., section 6 and appendix F.4, figure A.5. There, four applications ranked items from h for some users and from
+phi for others. Here both rank the same rows of days that neither has seen. The vectors are trained again on the rows
+before each day, with another seed. A consumer is either fitted again on the days before, or stays as it was fitted
+before the first held-out day.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from trainer.report_pages.section import NOT_RUN, Section, Verdict, verdict
 from trainer.search.records import facts
 
 WINDOW = 7
-"""Days before a held-out one whose rows a consumer is fitted on."""
+"""Number of days before a held-out day whose rows a consumer is fitted on."""
 NUM_FITTED, NUM_ASKED = 8_000, 2_500
-"""Rows of a fit and of a held-out day."""
+"""Most rows that a consumer is fitted on, and most rows of a held-out day."""
 NUM_NEGATIVES, NUM_OTHERS = 4, 100
-"""Items beside the taken one, in fitting and in judging."""
+"""Number of items shown besides the taken one, in fitting and in evaluation."""
 
 
 class Day(NamedTuple):
-    """A held-out day: the vectors [n, d] of that day, and what a consumer is fitted and asked on."""
+    """A held-out day: its vectors [n, d], and the impressions that a consumer is fitted and evaluated on."""
 
     vectors: Array
     training: Impressions
@@ -42,7 +42,7 @@ class Day(NamedTuple):
 
 @dataclass(frozen=True)
 class Judged:
-    """Figures of a consumer: fitted anew for each day; fitted for the first day, on later ones, as is and aligned."""
+    """Figures of a consumer fitted for each day, and of one fitted for the first day only, unaligned and aligned."""
 
     refitted: tuple[float, ...]
     frozen: tuple[float, ...]
@@ -59,9 +59,9 @@ def findings(
     *,
     is_published: bool,
 ) -> tuple[Section, list[Verdict]]:
-    """Return the section and the claims of ``vectors`` by the number of their day, of the items ``ids`` [n].
+    """Return the section and the claims; ``vectors`` holds the vectors of the items ``ids`` [n] by day number.
 
-    ``memory``: a folder of what was judged before.
+    ``memory``: a folder of kept results.
     """
     numbers = sorted(vectors)
     days = days_of(log, numbers, ids, [vectors[number] for number in numbers])
@@ -70,9 +70,9 @@ def findings(
 
 
 def days_of(log: Log, numbers: Sequence[int], ids: Array, vectors: Sequence[Array]) -> list[Day]:
-    """Return the held-out days of ``numbers``, whose vectors are of the items ``ids``.
+    """Return the held-out days with these numbers; their vectors are those of the items ``ids``.
 
-    Of a day the consumers are fitted on what the log had before it.
+    The consumers of a day are fitted on the log's earlier rows.
     """
     days = []
     for number, of_day in zip(numbers, vectors, strict=True):
@@ -92,7 +92,7 @@ def arms(dim: int) -> dict[str, Features]:
 
 
 def judge(days: Sequence[Day], features: Features, consumer: Consumer) -> Judged:
-    """Judge a consumer that reads ``features`` of each day's vectors."""
+    """Evaluate a consumer that reads ``features`` of each day's vectors."""
     judges = [consumer(features(day.vectors), day.training) for day in days]
     turned = aligned([day.vectors for day in days])
     return Judged(
@@ -105,9 +105,9 @@ def judge(days: Sequence[Day], features: Features, consumer: Consumer) -> Judged
 def section_of(
     days: Sequence[Day], numbers: Sequence[int], dim: int, behind: Sequence[dict[str, Any]], memory: Path
 ) -> tuple[Section, dict[tuple[str, str], Judged]]:
-    """Return the section, and what was judged by (consumer, arm).
+    """Return the section, and the figures by (consumer, arm).
 
-    ``numbers``: the days'. ``memory``: a folder of what was judged before.
+    ``numbers``: the numbers of the days. ``memory``: a folder of kept results.
     """
     settings = [settings_of(day_consumers), settings_of(held_out_days)]
     read = [array for day in days for array in (day.vectors, *day.training, *day.asked)]
@@ -150,7 +150,7 @@ def _figures(days: Sequence[Day], features: Features, consumer: Consumer) -> dic
 
 
 def claims_of(judged: Mapping[tuple[str, str], Judged], dim: int, *, is_published: bool) -> list[Verdict]:
-    """Return the claims about more than one day."""
+    """Return the claims; they need more than one day."""
     rankers = [judged[name, f"h_{dim}"] for name in CONSUMERS if name not in PREDICTS]
     if not rankers[0].frozen:
         return []
@@ -179,7 +179,7 @@ def _changes(treated: Sequence[float], control: Sequence[float]) -> tuple[float,
 
 
 def _cell(consumer: str, values: Sequence[float], sign: str = "") -> str:
-    """Return mean and standard deviation over days, of a recall in per cent."""
+    """Return mean and standard deviation over days; recall is in per cent."""
     if not values:
         return NOT_RUN
     scale, digits = (1, 4) if consumer in PREDICTS else (100, 2)

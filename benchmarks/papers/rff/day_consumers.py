@@ -1,15 +1,15 @@
-"""Four consumers of item vectors or of features of them: what a team fits on a log, and asks on later days.
+"""Four consumers of item vectors or of their features: fitted on a log, and evaluated on later days.
 
-Each reads a feature matrix [n, k] and knows nothing of what its columns are. A user is the mean u of the features of
-the items taken last, a candidate its own features x.
+Each reads a feature matrix [n, k] without knowing the meaning of its columns. A user is represented by u, the mean of
+the features of the items taken last, and a candidate by its own features x.
 
-    nearest neighbours    sum of <x, x_j> over the NUM_NEIGHBOURS items j of the history that are nearest; fitted is an
-                          index, the x of the day of the fit, while the x_j are today's
+    nearest neighbours    sum of <x, x_j> over the NUM_NEIGHBOURS nearest items j of the history; fitting keeps an
+                          index of that day's x, while the x_j are those of the day of the evaluation
     logistic regression   on u * x, by coordinate
     network               a hidden layer of rectifiers on u, x and u * x; binary cross-entropy
     ratings               ridge regression of the rating on u, x, u * x and the user's mean rating
 
-The first three rank (recall@TOP of what was taken, among what was shown), the last predicts (root mean square error).
+The first three rank (recall@TOP of the taken item among those shown), the last predicts (root mean square error).
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ L2 = 1e-4
 HIDDEN, EPOCHS, BATCH_SIZE, LEARNING_RATE = 32, 5, 256, 3e-3
 RIDGE = 10.0
 Judge = Callable[[Array, Impressions], float]
-"""``judge(features of a day, impressions)``: the figure of a consumer on that day."""
+"""``judge(features of a day, impressions)`` returns the figure of a consumer on that day."""
 Consumer = Callable[[Array, Impressions], Judge]
-"""``consumer(features, impressions)``: fits, and returns the judge of what it fitted."""
+"""``consumer(features, impressions)`` fits a model, and returns its judge."""
 Scores = Callable[[Array, Impressions], Array]
-"""``scores(features, impressions)``: scores [b, c] of the items shown."""
+"""``scores(features, impressions)`` returns the scores [b, c] of the items shown."""
 
 
 def recall(scores: Array) -> float:
-    """Return the share of rows whose first of ``scores`` [b, c] is among the TOP highest; ties are against it."""
+    """Return the share of rows of ``scores`` [b, c] whose first score is among the TOP highest; ties count as worse."""
     return float(Ranking.of_single(rank_of(scores[:, 0], scores[:, 1:])).hit_rate(TOP).mean())
 
 
 def user_means(features: Array, history: Array) -> Array:
-    """Return the mean of the features [n, k] of each history int64 [b, l], -1 left out: [b, k]."""
+    """Return the mean features [b, k] of each history int64 [b, l], from ``features`` [n, k]; -1 is skipped."""
     known = history >= 0
     sums: Array = np.where(known[..., None], features[history], 0.0).sum(axis=1)
     return sums / known.sum(axis=1, keepdims=True)
 
 
 def nearest_neighbours(features: Array, training: Impressions) -> Judge:
-    """Keep an index of ``features``; nothing is learned from ``training``."""
+    """Keep ``features`` as the index; nothing is learned from ``training``."""
 
     def scores(today: Array, asked: Impressions) -> Array:
         near = np.einsum("bck,blk->bcl", features[asked.shown], today[asked.history], optimize=True)
@@ -65,7 +65,7 @@ def nearest_neighbours(features: Array, training: Impressions) -> Judge:
 
 
 def logistic_regression(features: Array, training: Impressions) -> Judge:
-    """Fit weights of u * x to tell what was taken from what was not."""
+    """Fit weights of u * x that separate taken items from the others."""
     products, labels = _flat(_products(features, training))
     mean, scale = products.mean(axis=0), products.std(axis=0) + 1e-9
     weights = fit((products - mean) / scale, labels.astype(np.int64), 2, l2=L2, num_steps=NUM_STEPS)
@@ -74,7 +74,7 @@ def logistic_regression(features: Array, training: Impressions) -> Judge:
 
 
 def network(features: Array, training: Impressions) -> Judge:
-    """Train a network of one hidden layer; it begins at the same weights and sees rows in the same order each time."""
+    """Train a network with one hidden layer; initial weights and the order of rows are the same each time."""
     inputs, labels = (torch.from_numpy(one.astype(np.float32)) for one in _flat(_pairs(features, training)))
     mean, scale = inputs.mean(dim=0), inputs.std(dim=0) + 1e-9
     with torch.random.fork_rng(devices=[]):
@@ -101,7 +101,7 @@ def network(features: Array, training: Impressions) -> Judge:
 
 
 def ratings(features: Array, training: Impressions) -> Judge:
-    """Fit a ridge regression of the ratings of what was taken."""
+    """Fit a ridge regression of the ratings of the taken items."""
     inputs = _rated(features, training)
     mean, scale = inputs.mean(axis=0), inputs.std(axis=0) + 1e-9
     standard, level = (inputs - mean) / scale, training.rating.mean()
@@ -122,7 +122,7 @@ CONSUMERS: dict[str, Consumer] = {
     "ratings": ratings,
 }
 PREDICTS = ("ratings",)
-"""Those that are better the lower their figure is."""
+"""The consumers whose figure is an error: lower is better."""
 
 
 def _ranks(scores: Scores) -> Judge:
@@ -130,7 +130,7 @@ def _ranks(scores: Scores) -> Judge:
 
 
 def _products(features: Array, of: Impressions) -> Array:
-    """Return u * x [b, c, k] of what is shown."""
+    """Return u * x [b, c, k] of the items shown."""
     products: Array = user_means(features, of.history)[:, None] * features[of.shown]
     return products
 
@@ -142,7 +142,7 @@ def _pairs(features: Array, of: Impressions) -> Array:
 
 
 def _rated(features: Array, of: Impressions) -> Array:
-    """Return u, x, u * x of what was taken and the user's mean rating [b, 3 k + 1]."""
+    """Return u, x, u * x of the taken item and the user's mean rating, [b, 3 k + 1]."""
     taken = of._replace(shown=of.shown[:, :1])
     return np.column_stack([_pairs(features, taken)[:, 0], of.rated])
 

@@ -1,12 +1,12 @@
-"""Doc2vec and word2vec: rows of documents and of words that tell a word from those beside it, by negative sampling.
+"""Doc2vec and word2vec: rows of documents and words that predict a word from its neighbours, by negative sampling.
 
 Le and Mikolov 2014, Distributed Representations of Sentences and Documents, section 2.2 (PV-DM); Mikolov et al. 2013,
-Distributed Representations of Words and Phrases, equation 4. With h the mean of the row of a document and of the rows
-of the words within a window of a word w,
+Distributed Representations of Words and Phrases, equation 4. Let h be the mean of a document's row and of the rows of
+the words within a window around a word w. Then
 
     loss = -log sigmoid(<u_w, h>) - sum over n negatives v of log sigmoid(-<u_v, h>)
 
-Without rows of documents it is word2vec's CBOW.
+Without rows of documents this is word2vec's CBOW.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from benchmarks.papers.data.corpus import NUM_RESERVED, Words, tokens_of, vocabulary
 
 NEGATIVE_POWER = 0.75
-"""Negatives are drawn by the counts of words to this power."""
+"""Negatives are drawn in proportion to the counts of words to this power."""
 LAST_RATE = 0.004
-"""Last learning rate as a share of the first: word2vec's .0001 of .025."""
+"""Last learning rate as a share of the first: as in word2vec, .0001 / .025."""
 
 
 @dataclass(frozen=True)
 class Doc2vecSettings:
-    """Training. ``window``: the most words on each side, of which a number is drawn for each word and epoch.
+    """Training. ``window``: the most words on each side; the actual number is drawn for each word and epoch.
 
-    ``min_count``: rarer words are left out. ``sample``: the share of a text above which a word is passed over at times.
+    ``min_count``: rarer words are left out. ``sample``: words with a larger share of the text are randomly skipped.
     """
 
     dim: int = 32
@@ -48,7 +48,7 @@ class Doc2vecSettings:
 
 
 class Text(NamedTuple):
-    """Words of documents one behind the other: ``words`` and ``documents`` int64 [t], the row of each."""
+    """Words of all documents in order: ``words`` and ``documents`` int64 [t], rows of each word and its document."""
 
     words: Tensor
     documents: Tensor
@@ -58,10 +58,10 @@ class Doc2vec(nn.Module):
     """Rows of documents and words, and output rows of words.
 
     Args:
-        num_documents: Rows of documents; 0: word2vec.
+        num_documents: Number of document rows; 0 for word2vec.
         rows: The row of each word.
-        counts: int64 [number of words], how often each occurs: what negatives are drawn by.
-        dim: Numbers of a row.
+        counts: int64 [number of words], how often each occurs; decides how often it is drawn as a negative.
+        dim: Dimension of a row.
     """
 
     def __init__(self, num_documents: int, rows: dict[str, int], counts: Tensor, dim: int) -> None:
@@ -75,12 +75,12 @@ class Doc2vec(nn.Module):
         nn.init.zeros_(self.outputs.weight)
 
     def forward(self, documents: Tensor, contexts: Tensor, words: Tensor) -> Tensor:
-        """Return the logits of words beside their contexts.
+        """Return the logits of words in their contexts.
 
         Args:
-            documents: int64 [b], whose words they are; not read where there are no rows of documents.
-            contexts: int64 [b, k], words around, ``padding`` where there are fewer.
-            words: int64 [b, c], the words that are judged.
+            documents: int64 [b], the document of each context; not read if there are no rows of documents.
+            contexts: int64 [b, k], the surrounding words, filled up with ``padding``.
+            words: int64 [b, c], the words to score.
 
         Returns:
             float32 [b, c].
@@ -88,7 +88,7 @@ class Doc2vec(nn.Module):
         total, count = self.words(contexts), (contexts != self.padding).sum(1, keepdim=True)
         if self.documents.num_embeddings:
             total, count = total + self.documents(documents), count + 1
-        # A word that stands alone has a context of zeros, and nothing to learn from it.
+        # A word without neighbours has a context of zeros, from which nothing is learned.
         logits: Tensor = torch.einsum("bd,bcd->bc", total / count.clamp(min=1), self.outputs(words))
         return logits
 
@@ -98,7 +98,7 @@ def loss_of(logits: Tensor, words: Tensor) -> Tensor:
 
     Args:
         logits: float32 [b, 1 + n].
-        words: int64 [b, 1 + n], the word of the text and n negatives; one that is that word itself does not count.
+        words: int64 [b, 1 + n], the word of the text and n negatives; negatives equal to that word do not count.
 
     Returns:
         A scalar.
@@ -110,27 +110,27 @@ def loss_of(logits: Tensor, words: Tensor) -> Tensor:
 
 
 def text_of(documents: Sequence[Words], rows: dict[str, int]) -> Text:
-    """Return the known words of documents; others are left out."""
+    """Return the known words of documents; unknown ones are left out."""
     pairs = [(rows[word], at) for at, words in enumerate(documents) for word in words if word in rows]
     known = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
     return Text(known[:, 0], known[:, 1])
 
 
 def words_of(documents: Sequence[Words], min_count: int) -> dict[str, int]:
-    """Return the row of each word that occurs ``min_count`` times or more, the most frequent first from row 0."""
+    """Return the row of each word that occurs at least ``min_count`` times; the most frequent one has row 0."""
     counts = Counter(word for words in documents for word in words)
     size = sum(count >= min_count for count in counts.values())
     return {word: row - NUM_RESERVED for word, row in vocabulary(documents, size + NUM_RESERVED).items()}
 
 
 def contexts_of(text: Text, window: int, padding: int, draws: torch.Generator) -> Tensor:
-    """Return the words around each word of a text, in its document.
+    """Return the words around each word of a text, within its document.
 
     Args:
-        text: Of t words.
-        window: The most words on each side; for each word 1 to ``window`` is drawn.
-        padding: The row that stands where there are fewer.
-        draws: What windows are drawn from.
+        text: A text of t words.
+        window: The most words on each side; the number for each word is drawn from 1 to ``window``.
+        padding: The row that fills up shorter contexts.
+        draws: The generator of the window sizes.
 
     Returns:
         int64 [t, 2 window].
@@ -146,22 +146,22 @@ def contexts_of(text: Text, window: int, padding: int, draws: torch.Generator) -
 
 
 def train(model: Doc2vec, text: Text, settings: Doc2vecSettings, seed: int) -> Iterator[float]:
-    """Train what of a model has gradients, by SGD whose rate falls linearly; yield the mean loss of each epoch.
+    """Train the model's parameters that have gradients by SGD with a linearly falling rate.
 
     Args:
-        model: Is changed.
-        text: What it is trained on.
-        settings: Of the training.
-        seed: Of all draws.
+        model: The model; it is changed in place.
+        text: The training text.
+        settings: Settings of the training.
+        seed: Seed of all draws.
 
     Yields:
-        The mean loss of a word.
+        The mean loss per word, for each epoch.
     """
     draws = torch.Generator().manual_seed(seed)
     counts = model.counts
     weights = counts.double().pow(NEGATIVE_POWER).cumsum(0)
     share = counts.double() / counts.sum()
-    # word2vec.c's: the square root of what is too frequent, and that itself.
+    # The formula of word2vec.c: sqrt(sample / share) + sample / share.
     kept = ((settings.sample / share).sqrt() + settings.sample / share).clamp(max=1.0)
     optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=settings.learning_rate)
     for epoch in range(settings.epochs):
@@ -187,16 +187,16 @@ def train(model: Doc2vec, text: Text, settings: Doc2vecSettings, seed: int) -> I
 def begin(
     documents: Sequence[Words], settings: Doc2vecSettings, seed: int, *, with_documents: bool = True
 ) -> tuple[Doc2vec, Text]:
-    """Return a model of documents as it is drawn, and what it is to be trained on.
+    """Return a model of documents with its initial values, and its training text.
 
     Args:
-        documents: The words of each.
-        settings: Of the training.
-        seed: Of initial values.
-        with_documents: Whether documents have rows: doc2vec, else word2vec.
+        documents: The words of each document.
+        settings: Settings of the training.
+        seed: Seed of the initial values.
+        with_documents: Whether documents have rows: True for doc2vec, False for word2vec.
 
     Returns:
-        For :func:`train`.
+        The model and the text for :func:`train`.
     """
     rows = words_of(documents, settings.min_count)
     text = text_of(documents, rows)
@@ -208,18 +208,18 @@ def begin(
 
 @lru_cache(maxsize=1)
 def word_vectors(path: Path, settings: Doc2vecSettings, seed: int) -> tuple[dict[str, int], Tensor]:
-    """Return word2vec of a file of texts: once in a process, as several trials read it.
+    """Return word2vec vectors of a file of texts; cached in the process, since several trials read them.
 
     Args:
         path: A Parquet file with ``tokens``.
-        settings: Of the training.
-        seed: Of initial values and draws.
+        settings: Settings of the training.
+        seed: Seed of initial values and draws.
 
     Returns:
         The row of each word, and rows float32 [num_words, dim].
 
     Raises:
-        ValueError: the file is not there.
+        ValueError: the file does not exist.
     """
     model, text = begin(tokens_of(path), settings, seed, with_documents=False)
     for _ in train(model, text, settings, seed):

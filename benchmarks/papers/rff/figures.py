@@ -16,11 +16,11 @@ from embeddings.vectors.item_vectors import Array, unit_rows
 from trainer.report_pages.section import NOT_RUN, Verdict, verdict
 
 NUM_STEPS, NUM_STEPS_AS_THEY_ARE = 300, 1500
-"""Steps of the regression, with features standardised and as they are; more change the third decimal of an accuracy."""
+"""Steps of the regression with standardised and raw features; more steps change accuracy in the third decimal only."""
 NUM_PAIRS = 20_000
 HELD_OUT_SHARE = 0.2
 Features = Callable[[Array], Array]
-"""From vectors [n, d] to what a consumer reads, [n, k]."""
+"""Maps vectors [n, d] to the features that a consumer reads, [n, k]."""
 
 
 def directions(runs: Sequence[Array]) -> Array:
@@ -34,9 +34,9 @@ def unit(vectors: Array) -> Array:
 
 
 def features_of(dim_in: int, dim: int, sigma: float, seed: int = 0) -> Features:
-    """Return phi of Xu et al., random Fourier features: Gaussian frequencies, drawn once, by a seed."""
+    """Return phi of Xu et al.: random Fourier features with Gaussian frequencies, drawn once from ``seed``."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # phi of the vectors' own dim has half as many directions: the paper's
+        warnings.simplefilter("ignore")  # phi of dimension d has only d / 2 directions, as in the paper
         view = RandomFourierFeatures(dim_in, dim, sigma, seed, "gaussian")
     return view.transform
 
@@ -44,15 +44,15 @@ def features_of(dim_in: int, dim: int, sigma: float, seed: int = 0) -> Features:
 def exponential(vectors: Array) -> Array:
     """Return the exponential vectors of section 4.3, [e^<h_i, h_1> .. e^<h_i, h_n>] of unit rows h: [n, n].
 
-    Over the items of a fit they are the weights of the Nadaraya-Watson estimator, up to their sum. A rotation of the
-    vectors changes nothing.
+    For the items of a fit they are the weights of the Nadaraya-Watson estimator, up to normalisation. A rotation of the
+    vectors does not change them.
     """
     rows = unit(vectors)
     return np.asarray(np.exp(rows @ rows.T))
 
 
 def percent(values: Sequence[float]) -> str:
-    """Return mean and standard deviation in per cent, for a table."""
+    """Return mean and standard deviation in per cent, formatted for a table."""
     if not values:
         return NOT_RUN
     mean = f"{100 * statistics.fmean(values):.2f}"
@@ -60,16 +60,16 @@ def percent(values: Sequence[float]) -> str:
 
 
 def spread(runs: Array) -> float:
-    """Return the mean over all numbers [runs, ...] of their variance over runs, as a share of their mean square.
+    """Return the variance over runs of numbers [runs, ...], averaged over the numbers, as a share of the mean square.
 
-    The variance is that of a sample (n - 1). The share is 1 for numbers of mean 0 that every run draws anew, 0 for
-    numbers that are the same in each.
+    The variance is the sample variance (n - 1). The share is 1 for numbers of mean 0 that every run draws anew, and 0
+    for numbers that are the same in every run.
     """
     return float(runs.var(axis=0, ddof=1).mean() / np.square(runs).mean())
 
 
 def products(runs: Array, seed: int = 0) -> Array:
-    """Return <h_i, h_j> of random pairs i != j, the same in every run: [runs, pairs] of rows [runs, n, d]."""
+    """Return <h_i, h_j> [runs, pairs] of random pairs i != j of rows [runs, n, d]; all runs have the same pairs."""
     draw = np.random.Generator(np.random.Philox(seed))
     count = runs.shape[1]
     left = draw.integers(count, size=NUM_PAIRS)
@@ -89,7 +89,7 @@ def macro_f1(predicted: Array, labels: Array) -> float:
 
 @dataclass(frozen=True)
 class Judged:
-    """Accuracy and macro F1 of each run, and of the consumer of run 0 on the other runs (accuracy)."""
+    """Accuracy and macro F1 of each run, and the accuracy of run 0's consumer on the other runs."""
 
     accuracy: tuple[float, ...]
     f1: tuple[float, ...]
@@ -97,10 +97,10 @@ class Judged:
 
 
 class LabelTask:
-    """Classification of items, int [n] the class of each, by a multinomial logistic regression.
+    """Classification of items by a multinomial logistic regression; ``classes``: int [n], the class of each item.
 
-    The items are split once into four fifths to fit on and one fifth to judge by. Features are standardised, unless
-    ``standardised`` is False; the penalty is scikit-learn's default, 1 / (2 n) |W|^2.
+    The items are split once: four fifths to fit, one fifth to evaluate. Features are standardised unless
+    ``standardised`` is False. The penalty is scikit-learn's default, 1 / (2 n) |W|^2.
     """
 
     def __init__(self, classes: Array, seed: int = 0, *, standardised: bool = True):
@@ -113,9 +113,9 @@ class LabelTask:
         self.num_held_out = len(labels)
 
     def judge(self, runs: Sequence[Array], features: Features, *, frozen: bool = True) -> Judged:
-        """Judge a consumer for each run, fitted anew on its vectors.
+        """Fit and evaluate a consumer on each run's vectors.
 
-        Where ``frozen``, judge also that of the first run on the vectors of the others.
+        If ``frozen``, also evaluate the first run's consumer on the vectors of the others.
         """
         accuracy, f1, held_out = [], [], []
         labels = self._classes[self._held_out]
@@ -133,7 +133,7 @@ class LabelTask:
         return Judged(tuple(accuracy), tuple(f1), tuple(held_out))
 
     def _fitted(self, read: Array) -> Callable[[Array], Array]:
-        """Return a function to the classes of the held-out items, by what was fitted on the others."""
+        """Fit on the training items; return a function that predicts the classes of the held-out items."""
         known = read[~self._held_out]
         mean, scale = np.zeros(known.shape[1]), np.ones(known.shape[1])
         if self._standardised:
@@ -154,12 +154,12 @@ class LabelTask:
 
 
 def aligned(runs: Sequence[Array]) -> list[Array]:
-    """Return every run turned onto the first by orthogonal Procrustes."""
+    """Return every run, rotated onto the first by orthogonal Procrustes."""
     return [runs[0], *(rotate(vectors, procrustes(vectors, runs[0])) for vectors in runs[1:])]
 
 
 def representations(runs: Sequence[Array], dim: int, suffix: str = "") -> dict[str, tuple[Sequence[Array], Features]]:
-    """Return the rows of the paper's table 1, (vectors [n, dim] of each run, what a consumer reads of them) by name."""
+    """Return the rows of the paper's table 1 by name: (vectors [n, dim] of each run, features a consumer reads)."""
     return {
         f"h_{dim}{suffix}": (runs, unit),
         f"avg(h_{dim}){suffix}": ([np.mean(directions(runs), axis=0)], unit),
@@ -169,12 +169,12 @@ def representations(runs: Sequence[Array], dim: int, suffix: str = "") -> dict[s
 
 
 def frozen_claim(text: str, aligned_share: float, plain_share: float) -> Verdict:
-    """Judge that a consumer keeps nine tenths on aligned vectors of other runs, and not on vectors as they are."""
+    """Check that a consumer keeps nine tenths on aligned vectors of other runs, but not on unaligned ones."""
     measured = f"{100 * aligned_share:.0f} % aligned, {100 * plain_share:.0f} % as they are"
     return verdict(text, aligned_share >= 0.9 > plain_share, measured)
 
 
 def deviation_claim(text: str, phi: Sequence[float], plain: Sequence[float]) -> Verdict:
-    """Judge that features have a tenth of the standard deviation of the vectors themselves."""
+    """Check that features have at most a tenth of the standard deviation of the vectors themselves."""
     second, first = statistics.stdev(phi), statistics.stdev(plain)
     return verdict(text, second <= 0.1 * first, f"{100 * second:.2f} against {100 * first:.2f} per cent")

@@ -1,4 +1,4 @@
-"""Days of a log of ratings: the rows before each, and what users did on it."""
+"""Days of a log of ratings: the rows before each day, and what users did on the day."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trainer.generalization.label_randomization import write_table
 
 SECONDS_PER_DAY = 86_400
 LENGTH = 10
-"""Items of a history that a consumer reads, the newest."""
+"""Number of the newest items of a history that a consumer reads."""
 MIN_LENGTH = 3
-"""Users who have taken fewer items are not asked."""
+"""Users who have taken fewer items are left out."""
 
 
 class Log(NamedTuple):
-    """Rows of a log, users together and each user's in order: ``user``, ``item``, ``rating``, ``day`` [r].
+    """Rows of a log, grouped by user and in each user's order: ``user``, ``item``, ``rating``, ``day`` [r].
 
     Days count from 1970-01-01.
     """
@@ -37,16 +37,16 @@ class Log(NamedTuple):
         return self.where(self.day < day)
 
     def where(self, chosen: Array) -> Log:
-        """Return the rows that bool [r] chooses."""
+        """Return the rows where ``chosen``, bool [r], is true."""
         return Log(*(column[chosen] for column in self))
 
 
 class Impressions(NamedTuple):
-    """What b users did next, by rows of the feature matrix.
+    """What b users did next; items are row numbers of the feature matrix.
 
-    ``history`` int64 [b, LENGTH], what they took last, oldest first, behind -1 where there were fewer; ``rated`` [b],
-    the mean of all ratings that they had given; ``shown`` int64 [b, 1 + c], what they took and c items that the log
-    never has them take; ``rating`` [b] of what they took.
+    ``history`` int64 [b, LENGTH]: the items taken last, oldest first, padded with -1 in front; ``rated`` [b]: the mean
+    of all ratings given before; ``shown`` int64 [b, 1 + c]: the item taken and c items that the user never takes in the
+    log; ``rating`` [b]: the rating of the item taken.
     """
 
     history: Array
@@ -68,7 +68,7 @@ def day_name(number: int) -> str:
 def read_log(rows: Path) -> Log:
     """Return the log of ``rows`` (Parquet: user, item, rating, pos, timestamp in seconds).
 
-    Rows without a timestamp are left out: of which day they are is not known.
+    Rows without a timestamp are left out, since their day is not known.
     """
     table = pq.read_table(rows, columns=["user", "item", "rating", "pos", "timestamp"])
     table = table.filter(pc.is_valid(table["timestamp"]))
@@ -78,7 +78,7 @@ def read_log(rows: Path) -> Log:
 
 
 def write_rows_before(log: Log, day: int, path: Path) -> None:
-    """Write the rows of the days before one, once: ``user``, ``item``, ``rating`` and the place ``pos`` in time."""
+    """Write the rows before a day unless the file exists: ``user``, ``item``, ``rating`` and their order ``pos``."""
     if path.exists():
         return
     past = log.before(day)
@@ -87,11 +87,11 @@ def write_rows_before(log: Log, day: int, path: Path) -> None:
 
 
 def impressions(log: Log, ids: Array, days: range, num: int, num_others: int, seed: int) -> Impressions:
-    """Return at most ``num`` rows of some ``days`` as impressions, drawn by ``seed``.
+    """Return at most ``num`` rows of ``days`` as impressions, drawn by ``seed``.
 
-    They are of users who took at least MIN_LENGTH of the items ``ids`` [n] before, the items of the feature matrix in
-    its order; other items do not count. Everything is read from ``log`` alone: give what was known
-    when a consumer was fitted, and it has seen nothing later.
+    Only users who took at least MIN_LENGTH of the items ``ids`` [n] before count; ``ids`` are the items of the feature
+    matrix in its order. Everything is read from ``log``, so a log that ends when a consumer was fitted hides all later
+    rows from it.
 
     Raises:
         ValueError: there are none.
@@ -121,7 +121,7 @@ def impressions(log: Log, ids: Array, days: range, num: int, num_others: int, se
 
 
 def _never_taken(taken: Array, users: Array, num: int, draw: np.random.Generator) -> Array:
-    """Return items int64 [b, num] that ``taken`` [u, n] does not have for ``users`` [b], uniform, with repetition."""
+    """Return random items int64 [b, num] that ``users`` [b] never took, by ``taken`` [u, n]; they may repeat."""
     if taken[users].all(axis=1).any():
         raise ValueError("a user has taken every item: there is nothing else to show")
     items = draw.integers(taken.shape[1], size=(len(users), num))

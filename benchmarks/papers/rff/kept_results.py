@@ -1,4 +1,4 @@
-"""Results of a report's own computations, kept in files: a report may be made again, and consumers take minutes."""
+"""Results of a report's own computations, cached in files: they take minutes, and a report may be made again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from embeddings.vectors.item_vectors import Array
 def kept(
     folder: Path, name: str, decides: object, arrays: Iterable[Array], compute: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the kept result of ``compute`` for the same arguments, or compute and keep it.
+    """Return the cached result of ``compute`` for the same arguments, or compute and cache it.
 
-    ``decides``: a JSON document of all else that decides the result, the settings among them. A result is what JSON
-    can hold.
+    ``decides``: a JSON document of everything else that decides the result, such as the settings. The result must be
+    serializable as JSON.
     """
     content = hashlib.sha256(json.dumps(decides, sort_keys=True).encode())
     for array in arrays:

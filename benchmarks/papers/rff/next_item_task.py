@@ -1,12 +1,12 @@
-"""A consumer of item vectors that are not its own: what a user takes next, by a two-tower model over frozen features.
+"""A consumer of frozen item features: a two-tower model that predicts which item a user takes next.
 
 Xu et al., Some Practical Concerns and Solutions for Using Pretrained Representation, appendix F, figure A.2: task 2.
 
     user    GRU over the features of the items so far, then a dense layer with a sigmoid
     item    a dense layer with a sigmoid over its features
-    score   their product and a bias
+    score   the inner product of both, plus a bias
 
-Trained sequence to sequence: after each item the next one against a few uniform negatives, by binary cross entropy.
+Trained sequence to sequence: at each position the next item against a few uniform negatives, by binary cross entropy.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from trainer.metrics.ranking import Ranking, rank_of
 
 HIDDEN = 16
 LENGTH = 50
-"""Items of a history that the model reads, the newest."""
+"""Number of the newest items of a history that the model reads."""
 NEGATIVES = 3
 CANDIDATES = 100
 BATCH_USERS = 64
 LEARNING_RATE = 1e-2
-"""The paper's .001 is still far from the end after sixty epochs of such batches; its batch size is not said."""
+"""At the paper's .001 the loss still falls after sixty epochs of such batches; the paper gives no batch size."""
 WEIGHT_DECAY = 1e-4
 IMPROVEMENT, PATIENCE = 1e-4, 3
-"""Training ends when the loss has improved by less than this for so many epochs."""
+"""Training ends when the loss has improved by less than IMPROVEMENT for PATIENCE epochs."""
 MAX_EPOCHS = 60
 
 
 class Histories(NamedTuple):
-    """The histories of u users, by rows of the feature matrix.
+    """The histories of u users; items are row numbers of the feature matrix.
 
-    ``items`` int64 [u, LENGTH], what they took last but their test item, oldest first, behind -1 where there were
-    fewer; ``test`` int64 [u]; ``candidates`` int64 [u, CANDIDATES], what they never took.
+    ``items`` int64 [u, LENGTH]: the items before the test item, oldest first, padded with -1 in front; ``test`` int64
+    [u]: the last item; ``candidates`` int64 [u, CANDIDATES]: items that the user never took.
     """
 
     items: Array
@@ -53,9 +53,9 @@ class Histories(NamedTuple):
 
 @dataclass(frozen=True)
 class NextItem:
-    """Recall@5 and NDCG@5 of a consumer of each run, and recall@5 of frozen consumers.
+    """Recall@5 and NDCG@5 of each run's consumer, and recall@5 of frozen consumers.
 
-    The latter is that of the first run's consumer on the vectors of the others, as they are and aligned to the first.
+    The frozen consumer is that of the first run, on the vectors of the others, unaligned and aligned to the first.
     """
 
     recall: tuple[float, ...]
@@ -67,8 +67,8 @@ class NextItem:
 def histories(rows: Path, ids: Array, seed: int = 0) -> Histories:
     """Return the histories of users in ``rows`` (Parquet: user, item, pos) whose items have vectors.
 
-    They are users whose last item and at least two before it are among ``ids`` int64 [n], the items of the feature
-    matrix in its order. Negative candidates are drawn once, by ``seed``.
+    Only users whose last item and at least two earlier ones are among ``ids`` int64 [n] count; ``ids`` are the items of
+    the feature matrix in its order. Negative candidates are drawn once, by ``seed``.
     """
     table = pq.read_table(rows, columns=["user", "item", "pos"])
     user, item, pos = (table[name].to_numpy() for name in table.column_names)
@@ -93,7 +93,7 @@ def histories(rows: Path, ids: Array, seed: int = 0) -> Histories:
 class TwoTower(torch.nn.Module):
     """Scores of items for users who have a history.
 
-    ``features`` float32 [n, k] do not change. They are standardised: those of a view are small numbers with a mean.
+    ``features`` float32 [n, k] are frozen. They are standardised, since a view's features are small and not centred.
     """
 
     def __init__(self, features: torch.Tensor):
@@ -103,28 +103,28 @@ class TwoTower(torch.nn.Module):
         self.history = torch.nn.GRU(features.shape[1], HIDDEN, batch_first=True)
         self.user = torch.nn.Linear(HIDDEN, HIDDEN)
         self.item = torch.nn.Linear(features.shape[1], HIDDEN)
-        # Two rows of sigmoids have a product of a quarter for each of them at first: scores begin at 0.
+        # At first each product of two sigmoids is a quarter: this bias makes scores start at 0.
         self.bias = torch.nn.Parameter(torch.tensor(-HIDDEN / 4))
 
     def read(self, features: torch.Tensor) -> None:
-        """Read other features of the same items, in the units of the first."""
-        # Row -1 is that of no item.
+        """Switch to other features of the same items, standardised by the moments of the first ones."""
+        # Row -1 stands for no item.
         self._features = torch.cat([(features - self._mean) / self._scale, torch.zeros(1, features.shape[1])])
 
     def users(self, items: torch.Tensor) -> torch.Tensor:
-        """Return [b, l, HIDDEN] after each item of ``items`` int64 [b, l]."""
+        """Return the user states [b, l, HIDDEN] after each item of ``items`` int64 [b, l]."""
         states, _ = self.history(self._features[items])
         towers: torch.Tensor = torch.sigmoid(self.user(states))
         return towers
 
     def scores(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return [..., c] of ``users`` [..., HIDDEN] and ``items`` int64 [..., c]."""
+        """Return the scores [..., c] of ``items`` int64 [..., c] for ``users`` [..., HIDDEN]."""
         towers = torch.sigmoid(self.item(self._features[items]))
         return torch.einsum("...h,...ch->...c", users, towers) + self.bias
 
 
 def train(features: Array, of: Histories, max_epochs: int = MAX_EPOCHS, seed: int = 0) -> TwoTower:
-    """Return the consumer, trained on all items but the test items: a function of the arguments."""
+    """Return the consumer, trained on all items except the test items; the arguments decide the result."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -136,7 +136,7 @@ def train(features: Array, of: Histories, max_epochs: int = MAX_EPOCHS, seed: in
         losses = []
         for users in torch.randperm(len(items), generator=generator).split(BATCH_USERS):
             history = items[users]
-            # A column that nobody of the batch has is not worth its steps of the GRU.
+            # Columns that are padding for the whole batch are cut off, to save steps of the GRU.
             history = history[:, int((history >= 0).any(dim=0).long().argmax()) :]
             past, following = history[:, :-1], history[:, 1:]
             negatives = torch.randint(num_items, (*following.shape, NEGATIVES), generator=generator)
@@ -167,7 +167,7 @@ def judge(model: TwoTower, of: Histories) -> tuple[float, float]:
 
 
 def judge_runs(runs: Sequence[Array], features: Features, of: Histories, max_epochs: int = MAX_EPOCHS) -> NextItem:
-    """Judge a consumer for each run's vectors [n, d]."""
+    """Train and evaluate a consumer on each run's vectors [n, d]."""
 
     def read(vectors: Array) -> Array:
         return np.ascontiguousarray(features(vectors), dtype=np.float32)

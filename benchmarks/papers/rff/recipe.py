@@ -1,8 +1,8 @@
-"""``rff``: item vectors of repeated runs, raw and as random Fourier features, before two tasks.
+"""``rff``: item vectors of repeated runs, raw and as random Fourier features, as inputs of two tasks.
 
-The tasks are a genre task and a model of what users take next, and in place of the A/B test four consumers on held-out
-days; of texts see texts.py. Xu et al., Some Practical Concerns and Solutions for Using Pretrained Representation,
-table 1, ML-1m; figures 1, A.3, A.4 and A.5.
+The tasks are a classification of genres and a model of the item that a user takes next. Four consumers on held-out days
+replace the paper's A/B test. texts.py has the experiments on texts. Xu et al., Some Practical Concerns and Solutions
+for Using Pretrained Representation, table 1, ML-1m; figures 1, A.3, A.4 and A.5.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ MAIN_DIM = 32
 QUICK_DIM = 8
 QUICK_CONSUMER_EPOCHS = 5
 STEPS_PER_EPOCH = 242
-"""988,129 training rows by 4096: a checkpoint after each epoch."""
+"""988,129 training rows / 4096: a checkpoint after each epoch."""
 EPOCHS = 8
 FULL: dict[str, Any] = {"batch_size": 4096, "epochs": EPOCHS, "every_steps": STEPS_PER_EPOCH, "rate": 0.002}
 QUICK: dict[str, Any] = {"batch_size": 256, "epochs": 4, "every_steps": 43, "rate": 0.01}
 REPEATED, AB_TEST = "item2vec", "ab_test"
-"""Tables of trials: runs that differ in their seed alone, and one for each held-out day."""
+"""Tables of trials: runs that differ only in their seed, and one run for each held-out day."""
 FIRST_DAY, QUICK_FIRST_DAY = "2000-11-24", "1970-01-07"
 MAX_DAYS, QUICK_MAX_DAYS = 10, 2
 DAY_EPOCHS = 6
-"""Epochs of item2vec before a held-out day."""
+"""Epochs of item2vec for each held-out day."""
 
 
 def recipe(data: Path, seeds: int = 10, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
-    """Return ``seeds`` independent runs of item2vec for each dimension, and as many held-out days.
+    """Return ``seeds`` independent runs of item2vec for each dimension, and the same number of held-out days.
 
-    ``quick``: of one dimension, on generated tastes. ``rows``: the folder of files it writes, the rows before each day.
+    ``quick``: one dimension, on generated data. ``rows``: the folder for the files with the rows before each day.
     """
     if quick:
         log = data / "tastes_by_day.parquet"
@@ -121,7 +121,7 @@ def _with_days(
     *,
     is_published: bool,
 ) -> Findings:
-    """Return findings and those of held-out days, whose vectors are runs on nearly the same rows too."""
+    """Return the findings plus those of held-out days, whose vectors are runs on nearly the same rows."""
     ids = reduce(np.intersect1d, [arrays["ids"] for arrays, _ in of_days.values()])
     runs = {
         day_number(day): {"ids": ids, "vectors": arrays["vectors"][:, _rows_of(ids, arrays["ids"])]}
@@ -177,7 +177,7 @@ def findings(
     *,
     is_published: bool,
 ) -> Findings:
-    """Return the sections and claims of what has ended: (what runs kept, their records) by dimension."""
+    """Return the sections and claims of the ended runs; ``by_dim``: (kept arrays, records) by dimension."""
     sections, claims = [], []
     if main_dim in by_dim:
         runs, behind = by_dim[main_dim]
@@ -250,13 +250,14 @@ _SOURCE = (
 )
 _PROTOCOL = f"""\
 item2vec (window 3, 3 negatives, Adam of rate .002, {EPOCHS} epochs of batches of 4096) on each user's movies in order,
-in runs that differ in their seed alone. Class of a movie: the first of its genres, 18 in all; a multinomial logistic
-regression with scikit-learn's penalty on standardised features, four fifths of the movies to fit, one to judge.
-Features: unit vectors, or phi of them with Gaussian frequencies of variance 1, drawn once. The paper does not say which
-of a movie's genres counts (half of the movies have several), trains at rate .001 with weight decay 1e-4 until the loss
-stops falling, and does not say its batch size. In place of its A/B test: days in a row, vectors of dimension
-{MAIN_DIM} on all timed rows before each ({DAY_EPOCHS} epochs, with another seed each day), and four consumers of them
-which are asked about the rows of that day. Texts: doc2vec (PV-DM, window 3, 3 negatives, SGD, rate .05 falling to
-.0002) of titles and genres (100 epochs); word2vec (CBOW, rate .2) of all reviews, 3 epochs where
-the paper has 30, before an LSTM of 32 in both directions and a dense layer of 32, Adam of rate .001 (the paper's is
-.0001), at most 20 epochs, the first 200 words of a review; folds 0 to 6 train, 7 validates, 8 and 9 test."""
+in runs that differ only in their seed. The class of a movie is the first of its genres, 18 in all. It is predicted by a
+multinomial logistic regression with scikit-learn's penalty on standardised features, fitted on four fifths of the
+movies and evaluated on one. Features: unit vectors, or phi of them with Gaussian frequencies of variance 1, drawn once.
+The paper does not say which of a movie's genres counts (half of the movies have several), trains at rate .001 with
+weight decay 1e-4 until the loss stops falling, and does not give its batch size. In place of its A/B test: for each of
+several days, vectors of dimension {MAIN_DIM} are trained on all rows with a time before it ({DAY_EPOCHS} epochs,
+another seed each day), and four consumers of them are evaluated on the rows of that day. Texts: doc2vec (PV-DM, window
+3, 3 negatives, SGD, rate .05 falling to .0002) of titles and genres (100 epochs); word2vec (CBOW, rate .2) of all
+reviews (3 epochs, the paper has 30) as input of an LSTM of 32 in both directions and a dense layer of 32; Adam of rate
+.001 (the paper's is .0001), at most 20 epochs, the first 200 words of a review; folds 0 to 6 train, 7 validates, 8 and
+9 test."""

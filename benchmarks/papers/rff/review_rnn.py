@@ -1,4 +1,4 @@
-"""A bidirectional RNN that tells praise from blame, over word vectors that do not change or over rows of its own.
+"""A bidirectional RNN that classifies reviews as positive or negative, over frozen word vectors or its own rows.
 
 Xu et al., Some Practical Concerns and Solutions for Using Pretrained Representation, appendix F.1, table A.1 and figure
 A.6: embedding, bidirectional LSTM, a dense layer with ReLU (the hidden representation of figure A.1), one logit.
@@ -23,15 +23,15 @@ from benchmarks.papers.sse.sentiment import SPLITS, batches, evaluate, padded, r
 
 EVALUATION_BATCH = 256
 READS = ("h", "phi", "own")
-"""Unit vectors of words, random Fourier features of as many numbers, rows that are trained with the classifier."""
+"""Unit vectors of words, random Fourier features of the same dimension, or rows trained with the classifier."""
 
 
 @dataclass(frozen=True)
 class ReviewRnnSettings:
-    """The classifier and its training. ``num_words``: the most words of a review that are read, from its beginning.
+    """The classifier and its training. ``num_words``: only so many first words of a review are read.
 
-    ``patience``: training ends when validation accuracy has not risen for so many epochs. ``hidden``: of each direction
-    and of the dense layer.
+    ``patience``: training ends when validation accuracy has not risen for so many epochs. ``hidden``: the width of each
+    direction and of the dense layer.
     """
 
     reads: str = "h"
@@ -48,9 +48,9 @@ class ReviewRnn(nn.Module):
     """The classifier.
 
     Args:
-        rows: float32 [number of words, dim], what is read of each word; one more row is added, of padding.
-        hidden: Numbers of each direction's state and of the dense layer.
-        frozen: Whether rows stay as they are.
+        rows: float32 [number of words, dim], the input of each word; one more row is added for padding.
+        hidden: Width of each direction's state and of the dense layer.
+        frozen: Whether the rows are not trained.
     """
 
     def __init__(self, rows: Tensor, hidden: int, *, frozen: bool) -> None:
@@ -63,7 +63,7 @@ class ReviewRnn(nn.Module):
         self.output = nn.Linear(hidden, 1)
 
     def represented(self, words: Tensor) -> Tensor:
-        """Return the hidden representation, before its ReLU: rows of zeros would have no direction.
+        """Return the hidden representation before its ReLU, after which a row could be all zeros.
 
         Args:
             words: int64 [b, t], padded at the end.
@@ -84,14 +84,15 @@ class ReviewRnn(nn.Module):
 
 
 def rows_read(vectors: Tensor, reads: str) -> Tensor:
-    """Return the rows that a classifier reads of word vectors.
+    """Return the rows that a classifier reads, made from word vectors.
 
     Args:
         vectors: float32 [n, d] of n words.
-        reads: Of READS; rows of its own begin as small random ones.
+        reads: One of READS; with ``own`` the rows start as small random numbers.
 
     Returns:
-        float32 [NUM_RESERVED + n, d], standardised over the words as in the recipe's other tasks; reserved rows are 0.
+        float32 [NUM_RESERVED + n, d], standardised over the words as in the recipe's other tasks; reserved rows are
+        0.
     """
     dim = vectors.shape[1]
     if reads == "own":
@@ -102,20 +103,20 @@ def rows_read(vectors: Tensor, reads: str) -> Tensor:
 
 
 def train(settings: ReviewRnnSettings, pretraining: Doc2vecSettings, path: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """Train on a file of reviews and word2vec of all of its words.
+    """Train on a file of reviews and word2vec vectors of its words.
 
     Args:
-        settings: Of the classifier.
-        pretraining: Of word2vec; with ``reads`` own of the dimension and the words that are known alone.
+        settings: Settings of the classifier.
+        pretraining: Settings of word2vec; with ``reads`` own only the dimension and the known words are used.
         path: A Parquet file with ``positive``, ``tokens`` and ``fold``.
-        seed: Of word2vec's values and draws, and of the classifier's.
+        seed: Seed of word2vec and of the classifier, for initial values and draws.
 
     Yields:
-        Accuracy and F1 of each epoch and split; of training also the mean loss and, with ``reads`` own, the hidden
-        representation of its reviews, ``vectors`` float32 [n, hidden].
+        Accuracy and F1 of each epoch and split; for training also the mean loss and, with ``reads`` own, ``vectors``
+        float32 [n, hidden], the hidden representation of its reviews.
 
     Raises:
-        ValueError: the file is not there.
+        ValueError: the file does not exist.
     """
     known, vectors = word_vectors(path, pretraining, seed)
     texts = read_texts(path, {word: NUM_RESERVED + row for word, row in known.items()}, settings.num_words)
@@ -150,7 +151,7 @@ def train(settings: ReviewRnnSettings, pretraining: Doc2vecSettings, path: Path,
 
 @torch.no_grad()
 def representations(model: ReviewRnn, texts: list[Tensor]) -> Any:
-    """Return the hidden representation of texts in their order, an array float32 [n, hidden]."""
+    """Return the hidden representations of texts in order, an array float32 [n, hidden]."""
     model.eval()
     parts = [
         model.represented(padded(texts[at : at + EVALUATION_BATCH], model.padding))

@@ -1,4 +1,4 @@
-"""Sections of the ``rff`` recipe about vectors of several runs: a task of classes, figures 1c, 1d, A.3 and A.4."""
+"""Sections of the ``rff`` recipe about vectors of several runs: a classification, figures 1c, 1d, A.3 and A.4."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from trainer.report_pages.section import Panel, Section
 from trainer.search.records import facts
 
 VARIANCES = (0.2, 0.4, 0.6, 0.8, 1.0)
-"""sigma_Q^2 of figure A.4, and that of the standard Gaussian of table 1."""
+"""The values of sigma_Q^2 in figure A.4, and 1, the standard Gaussian of table 1."""
 EXPONENTIAL_RUNS = 3
-"""A regression of as many features as there are items takes a hundred times as long as one of h."""
+"""Only so many runs, since a regression with one feature per item takes a hundred times as long as one on h."""
 PRODUCTS = "<h, h'>"
 Runs = dict[int, dict[str, Array]]
-"""What was kept of each run, by seed."""
+"""The kept arrays of each run, by seed."""
 
 
 def vectors_and_classes(runs: Runs, classes: Mapping[int, str]) -> tuple[list[Array], Array]:
-    """Return (vectors [n, d] of each run after its last step, classes [n]) of the items that have one."""
+    """Return (vectors [n, d] of each run after its last step, classes [n]) of the items that have a class."""
     ids = next(iter(runs.values()))["ids"].tolist()
     rows = [row for row, item in enumerate(ids) if item in classes]
     return [arrays["vectors"][-1][rows] for _, arrays in sorted(runs.items())], np.array(
@@ -54,19 +54,19 @@ def class_table(
     name: str = "task1",
     of: str = "runs",
 ) -> tuple[Section, dict[str, Judged]]:
-    """Return the table of a regression's classes from the vectors of each run, and what was judged.
+    """Return the table of the classification from the vectors of each run, and its figures.
 
     Args:
-        runs: What was kept of each.
-        classes: By id, of those that have one.
-        dim: Of the vectors.
+        runs: The kept arrays of each run.
+        classes: The class of each item that has one, by id.
+        dim: Dimension of the vectors.
         behind: The records of the runs.
-        is_published: Whether the paper's figures stand beside.
-        name: Of the section.
-        of: What the runs are.
+        is_published: Whether the table shows the paper's figures too.
+        name: Name of the section.
+        of: What the title calls the runs.
 
     Returns:
-        The section, and by row what was judged.
+        The section, and the figures by row.
     """
     vectors, labels = vectors_and_classes(runs, classes)
     task = LabelTask(labels)
@@ -112,21 +112,21 @@ def growth(
     name: str = "growth",
     title: str = "Variance over runs, as training goes on (figures 1c, 1d)",
 ) -> tuple[list[Section], dict[str, float]]:
-    """Return figure 1c and 1d, variance over runs as training goes on, and the shares at the end.
+    """Return figures 1c and 1d, the variance over runs during training, and the shares at the end.
 
     Args:
-        runs: What was kept of each.
-        behind: The records of the runs; steps are epochs where they do not say how many an epoch has.
-        name: Of the section.
-        title: Of the section.
+        runs: The kept arrays of each run.
+        behind: The records of the runs; steps count as epochs if the records lack the steps of an epoch.
+        name: Name of the section.
+        title: Title of the section.
 
     Returns:
-        The section and, by what varies, its share. There are no figures ([]) for a single run.
+        The section and, by the quantity that varies, its share. A single run has no figures ([]).
     """
     if len(runs) < 2:
         return [], {}
     by_seed = [one for _, one in sorted(runs.items())]
-    # A run that was stopped and gone on with has a checkpoint more.
+    # A run that was stopped and resumed has one more checkpoint.
     steps = sorted(set.intersection(*(set(one["steps"].tolist()) for one in by_seed)))
     per_epoch = behind[0]["measured"].get("steps_per_epoch", 1)
     dim = by_seed[0]["vectors"].shape[-1]

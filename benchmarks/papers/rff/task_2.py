@@ -1,4 +1,4 @@
-"""Task 2 of the ``rff`` recipe: what a user takes next, from the item vectors of each run and their features."""
+"""Task 2 of the ``rff`` recipe: the next item of a user, from the item vectors of each run and their features."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def section_of(
     name: str = "task2",
     vectors: str = "item2vec's",
 ) -> tuple[Section, dict[str, NextItem]]:
-    """Return the section of task 2, and what was judged.
+    """Return the section of task 2, and its figures.
 
-    ``runs``: vectors [n, dim] of each. ``memory``: a folder of what was judged before, since a report may be made again
-    and consumers take minutes. ``name``: of the section; ``vectors``: whose they are.
+    ``runs``: vectors [n, dim] of each run. ``memory``: a folder of kept results, since consumers take minutes and a
+    report may be made again. ``name``: the section's name; ``vectors``: the model that made the vectors.
     """
     judged = {
         row: _judged(row, of_runs, features, of, memory, max_epochs)
@@ -65,7 +65,7 @@ def section_of(
 
 
 def claims_of(judged: Mapping[str, NextItem], dim: int, *, is_published: bool, task: str = "task 2") -> list[Verdict]:
-    """Return the claims about more than one run; ``task``: what they call it."""
+    """Return the claims, which need more than one run; ``task``: the name of the task in them."""
     plain, phi = judged[f"h_{dim}"], judged[f"phi_{dim}"]
     if not plain.frozen:
         return []

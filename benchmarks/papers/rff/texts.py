@@ -1,6 +1,6 @@
-"""Texts of the ``rff`` recipe: doc2vec of movies before task 2, and an RNN over word2vec of reviews.
+"""Text experiments of the ``rff`` recipe: task 2 on doc2vec of movies, and an RNN over word2vec of reviews.
 
-Xu et al., appendix F.1 (figure A.1), F.2 (task 2 of table 1) and table A.1, whose reviews are IMDB's.
+Xu et al., appendix F.1 (figure A.1), F.2 (task 2 of table 1) and table A.1, which uses IMDB's reviews.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JOINT = "trained jointly"
 
 
 class Size(NamedTuple):
-    """Settings of a form of the recipe."""
+    """Settings of the full or quick form of the recipe."""
 
     dim: int
     configurations: tuple[tuple[int, int], ...]
@@ -42,7 +42,7 @@ class Size(NamedTuple):
     words: dict[str, Any]
     rnn: dict[str, Any]
     max_epochs: int = MAX_EPOCHS
-    """Of task 2."""
+    """Most epochs of task 2."""
 
 
 FULL = Size(32, CONFIGURATIONS, DECAYS, {"epochs": 100}, 10,
@@ -53,15 +53,15 @@ QUICK = Size(8, CONFIGURATIONS[:1], DECAYS[1:2], QUICK_TEXTS | {"epochs": 10, "l
 
 
 def trials(data: Path, seeds: int, size: Size) -> list[TextTrial]:
-    """Return the trainings on texts; those of one word2vec stand one behind the other, which a process keeps.
+    """Return the trainings on texts; those with the same word2vec follow each other, since a process caches it.
 
     Args:
         data: The folder of ``ml1m_movies.parquet`` and ``movie_reviews.parquet``.
-        seeds: How many runs of each.
+        seeds: Number of runs of each.
         size: FULL or QUICK.
 
     Returns:
-        Doc2vec, then the RNN.
+        The trainings of doc2vec, then those of the RNN.
     """
     found, column = [], f"d{size.dim}"
     doc2vec = {"file": MOVIES, "doc2vec": {"dim": size.dim} | size.titles, "every": size.titles_every}
@@ -81,7 +81,7 @@ def trials(data: Path, seeds: int, size: Size) -> list[TextTrial]:
 
 
 def _rows(dim: int) -> dict[str, str]:
-    """Return rows of table A.1, and what the RNN reads in each."""
+    """Return the rows of table A.1, and what the RNN reads in each."""
     return {f"h_{dim}": "h", f"phi_{dim}": "phi"}
 
 
@@ -124,13 +124,13 @@ def findings(
     """Return the sections and claims of the trainings on texts that have ended.
 
     Args:
-        recipe: Whose trials they are.
-        records: By key.
+        recipe: The recipe of the trials.
+        records: The records by key of the trial.
         out: The folder of results.
         data: The folder of the texts.
-        log: The rows of task 2.
+        log: The file of task 2's rows.
         size: FULL or QUICK.
-        is_published: Whether the paper's figures stand beside.
+        is_published: Whether the tables show the paper's figures too.
 
     Returns:
         Task 2 of titles, and variance over runs of titles and of the RNN's hidden representation.
@@ -153,7 +153,7 @@ def findings(
     if hidden:
         title = _growth("the hidden representation of training reviews (figure A.1)")
         sections += growth(hidden, behind, name="growth_hidden", title=title)[0]
-    # Of the small texts nothing is claimed.
+    # There are no claims about the small texts.
     return Findings(tuple(sections), tuple(verdicts) if is_published else ())
 
 
@@ -177,7 +177,7 @@ def _runs(
 
 
 def _of_log(runs: Runs, movies: Path, log: Path) -> Runs:
-    """Return the runs of those movies that somebody took, by their ids."""
+    """Return the runs with only the movies that somebody took, by their ids."""
     items: Array = pq.read_table(movies, columns=["item"])["item"].to_numpy()
     taken = np.isin(items, pq.read_table(log, columns=["item"])["item"].to_numpy())
     return {

@@ -13,7 +13,7 @@ from embeddings.vectors.item_vectors import Array
 from trainer.report_pages.section import Panel, Section
 
 DELTAS = (0.05, 0.5, 1.0)
-"""The lemma holds with probability 1 - delta: with 1 it says nothing, and is at its lowest."""
+"""The lemma holds with probability 1 - delta; with delta = 1 it says nothing, and the bound is at its lowest."""
 NUM_FREQUENCIES = (16, 32, 64, 128, 256, 512)
 NUM_ITEMS = (50, 100, 200, 400, 800)
 NUM_DRAWS, QUICK_DRAWS = 20, 3
@@ -22,10 +22,10 @@ VARIANCES = (0.2, 0.5, 0.8, 1.0, 1.25, 2.0)
 
 
 def lemma_1(runs: Sequence[Array], classes: Array, held_out: Array) -> Section:
-    """Return R(NW) beside 1 - sqrt(delta) A by sigma, mean over runs: the most frequent class against all others.
+    """Return R(NW) and 1 - sqrt(delta) A by sigma, means over runs: the most frequent class against all others.
 
-    A = E[1[Y = Y'] K], of pairs of different items, and R the share of held-out items (bool [n]) that the estimator of
-    the others gets wrong.
+    A = E[1[Y = Y'] K] over pairs of different items. R is the share of held-out items (bool [n]) that the estimator
+    fitted on the others classifies wrongly.
     """
     codes = np.unique(classes, return_inverse=True)[1]
     labels = (codes == np.bincount(codes).argmax()).astype(np.int64)
@@ -55,12 +55,12 @@ def risk_and_alignment(vectors: Array, labels: Array, held_out: Array, sigma: fl
 
 
 def proposition_4(runs: Sequence[Array], classes: Array, num_draws: int) -> Section:
-    """Return distances of A_n of features from that of the kernel, by m, by n and by Q.
+    """Return how far A_n of features is from A_n of the kernel, by m, by n and by Q.
 
-    Of the first run: by m, the root mean square over draws of U of A_n(U) - A_n(K), all items, and the mean over draws
-    of the largest abs(A_n(Q) - A_n(Q*)) of phi_m over Q = N(0, sigma_Q^2), which the proposition bounds; by n, the
-    standard deviation of A_n(K) over samples of so many items; by sigma_Q^2, A_n(K_Q) - A_n(K_Q*), Q* the standard
-    Gaussian.
+    All are computed on the first run. By m: the root mean square over draws of U of A_n(U) - A_n(K) on all items, and
+    the mean over draws of the largest abs(A_n(Q) - A_n(Q*)) of phi_m over Q = N(0, sigma_Q^2), which the proposition
+    bounds. By n: the standard deviation of A_n(K) over samples of n items. By sigma_Q^2: A_n(K_Q) - A_n(K_Q*), where Q*
+    is the standard Gaussian.
     """
     codes = np.unique(classes, return_inverse=True)[1]
     rows = directions(runs[:1])[0]
@@ -112,7 +112,7 @@ def proposition_4(runs: Sequence[Array], classes: Array, num_draws: int) -> Sect
 def largest_difference(rows: Array, codes: Array, m: int, seed: int) -> float:
     """Return max over VARIANCES of abs(A_n(Q) - A_n(Q*)) of phi_m of unit rows [n, d].
 
-    Q and Q* draw their frequencies by seeds of their own; those of every Q are the same directions, as wide as it is.
+    Q and Q* have different seeds for their frequencies. All Q use the same draws, scaled by their sigma_Q.
     """
     standard = alignment_of(features(rows, m, 1.0, 2 * seed), codes)
     return max(
@@ -124,13 +124,13 @@ def largest_difference(rows: Array, codes: Array, m: int, seed: int) -> float:
 def frequencies_for(epsilon: float, dim: int, second_moment: float) -> int:
     """Return the m at which sigma_Q^2 / epsilon^2 exp(-m epsilon^2 / (16 (d + 2))) is 1.
 
-    sigma_Q^2 is the second moment of Q, of all its d coordinates.
+    sigma_Q^2 is the second moment of Q, summed over its d coordinates.
     """
     return int(np.ceil(16 * (dim + 2) / epsilon**2 * np.log(second_moment / epsilon**2)))
 
 
 def features(rows: Array, m: int, sigma: float, seed: int) -> Array:
-    """Return phi_m [n, 2 m] of unit rows [n, d] by Gaussian frequencies of a seed."""
+    """Return phi_m [n, 2 m] of unit rows [n, d], with Gaussian frequencies drawn from ``seed``."""
     return features_of(rows.shape[1], 2 * m, sigma, seed)(rows).astype(np.float64)
 
 

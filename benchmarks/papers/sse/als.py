@@ -1,9 +1,9 @@
-"""Matrix factorization by alternating least squares, with a graph Laplacian or without: the baseline of SSE's table 1.
+"""Matrix factorization by alternating least squares, with or without a graph Laplacian: the baseline of SSE's table 1.
 
-Over the ratings that train: sum (r - <p_u, q_i>)^2 + l2 (|p_u|^2 + |q_i|^2), which is SGD-MF's objective (Zhou et al.
-2008), + strength (tr P^T L P + tr Q^T L Q), with L = D - W of a graph whose edge (a, b) weighs 1 / sqrt(d_a d_b), d the
-numbers of neighbours and D the sums of the weights. No biases and no mean. An id without a rating has the vector that
-its neighbours give it, and zeros without them.
+The objective over the training ratings is sum (r - <p_u, q_i>)^2 + l2 (|p_u|^2 + |q_i|^2), as in SGD-MF (Zhou et al.
+2008), plus strength (tr P^T L P + tr Q^T L Q). L = D - W is the Laplacian of a graph whose edge (a, b) has the weight
+1 / sqrt(d_a d_b), where d is the number of neighbours; D has the sums of the weights. There are no biases and no mean.
+The vector of an id without ratings comes from its neighbours, or is zero if it has none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ITERATIONS = 15
 
 @dataclass(frozen=True)
 class Ratings:
-    """Ratings by row numbers of users and items and the side of each, [n], and W [m, m] of users and of items."""
+    """Ratings with the row numbers of user and item and the split of each, [n], and W [m, m] of users and of items."""
 
     user: Ints
     item: Ints
@@ -39,16 +39,16 @@ class Ratings:
     weights: tuple[Floats, Floats]
 
     def rmse(self, users: Floats, items: Floats, side: int) -> float:
-        """Return the root mean square error of a side."""
+        """Return the root mean square error on the split ``side``."""
         rows = self.side == side
         predicted = np.einsum("nd,nd->n", users[self.user[rows]], items[self.item[rows]])
         return float(np.sqrt(np.mean((self.value[rows] - predicted) ** 2)))
 
 
 def baselines(dataset: DatasetSpec, job: JobSpec) -> dict[str, Any]:
-    """Return test RMSE of both methods on the rows, graphs, split, dimension and seed of a job.
+    """Return the test RMSE of both methods on the rows, graphs, split, dimension and seed of a job.
 
-    l2 and the strength are chosen on validation, and of each training the iteration.
+    l2, the strength and the iteration of each training are chosen on validation.
     """
     of = read_ratings(dataset, job.evaluation.split)
     dim, seed = job.model.embedding_dim, job.seed
@@ -61,7 +61,7 @@ def baselines(dataset: DatasetSpec, job: JobSpec) -> dict[str, Any]:
 
 
 def trained(of: Ratings, dim: int, seed: int, l2: float, strength: float) -> tuple[float, float]:
-    """Return RMSE of validation and of test after the iteration that is best on validation."""
+    """Return the RMSE on validation and on test after the iteration that is best on validation."""
     draw = np.random.Generator(np.random.Philox(seed))
     users, items = (0.1 * draw.standard_normal((len(weights), dim)) for weights in of.weights)
     rows = of.side == TRAIN
@@ -77,16 +77,16 @@ def trained(of: Ratings, dim: int, seed: int, l2: float, strength: float) -> tup
 def solved(
     row: Ints, other: Floats, value: Floats, weights: Floats, before: Floats, l2: float, strength: float
 ) -> Floats:
-    """Return every row as least squares has it, the other side and its neighbours as they were.
+    """Return the least-squares solution of every row, with the other side and the neighbours held fixed.
 
     Args:
-        row: of each rating, [n].
+        row: the row of each rating, [n].
         other: the other side's vector of each rating, [n, d].
         value: the ratings, [n].
         weights: W of these rows, [m, m].
-        before: these rows as they were, [m, d].
-        l2: of a rating.
-        strength: of the Laplacian.
+        before: the previous values of these rows, [m, d].
+        l2: the weight of l2 for each rating.
+        strength: the weight of the Laplacian.
     """
     num_rows, dim = before.shape
     matrix = _sums(row, (other[:, :, None] * other[:, None, :]).reshape(len(row), -1), num_rows)
@@ -100,7 +100,7 @@ def solved(
 
 
 def weights_of(source: Ints, target: Ints, num_rows: int) -> Floats:
-    """Return W [m, m] of edges that are named once each."""
+    """Return W [m, m] of edges; each edge is given once."""
     weights = np.zeros((num_rows, num_rows))
     weights[source, target] = weights[target, source] = 1.0
     degree = np.maximum(weights.sum(axis=1), 1.0)
@@ -109,7 +109,7 @@ def weights_of(source: Ints, target: Ints, num_rows: int) -> Floats:
 
 
 def read_ratings(dataset: DatasetSpec, split: Split) -> Ratings:
-    """Return the rows of a dataset with graphs ``ages`` of its users and ``genres`` of its items, split as a job's."""
+    """Return the ratings of a dataset with graphs ``ages`` of users and ``genres`` of items, split as in a job."""
     table = pq.read_table(dataset.uri, columns=["user", "item", "rating"])
     ids = {name: table[name].cast(pa.int64()).combine_chunks() for name in ("user", "item")}
     numbered, weights = {}, []
@@ -126,5 +126,5 @@ def read_ratings(dataset: DatasetSpec, split: Split) -> Ratings:
 
 
 def _sums(row: Ints, values: Floats, num_rows: int) -> Floats:
-    """Return the sums of the values [n, k] of each row, [num_rows, k]."""
+    """Return the sum of the values [n, k] for each row, [num_rows, k]."""
     return np.stack([np.bincount(row, column, num_rows) for column in values.T], axis=1)

@@ -1,9 +1,9 @@
-"""Bias and excess risk of SSE, the terms of equations 7 and 8 of Wu et al. 2019, and remark 2, of a trained model.
+"""Bias and excess risk of SSE for a trained model: equations 7 and 8 and remark 2 of Wu et al. 2019.
 
-R is the mean loss as it is, S that of equation 6, with rows swapped by P and summed out; R(Theta) <= S_n(Theta*) +
-|R - S| + |S - S_n|: bias and excess risk. Where rows of one table are swapped with probability p, S = (1 - p) R + p S',
-S' being the mean loss with every row swapped, so that the bias is p |S' - R|. Measured are R and S', on training (index
-n) and on test.
+R is the mean loss without swaps. S is that of equation 6: the expected loss when rows are swapped by P. R(Theta) <=
+S_n(Theta*) + |R - S| + |S - S_n|, where |R - S| is the bias and |S - S_n| the excess risk. If rows of one table are
+swapped with probability p, then S = (1 - p) R + p S', where S' is the mean loss with every row swapped, and the bias is
+p |S' - R|. This module measures R and S' on training (index n) and on test.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ SPLITS = ("train", "test")
 
 
 class Examples(NamedTuple):
-    """Row of the user and of the item of each of n examples, which count from the first id on, and labels [n]."""
+    """User rows, item rows and labels of n examples, each [n]; row 0 is the first id."""
 
     user: Ints
     item: Ints
     label: Floats
 
     def whose(self, table: str, chosen: npt.NDArray[np.bool_]) -> Examples:
-        """Return the examples whose row of ``table`` is among the chosen ones, bool [m]."""
+        """Return the examples whose row of ``table`` is chosen; ``chosen``: bool [m]."""
         kept = chosen[getattr(self, table)]
         return Examples(self.user[kept], self.item[kept], self.label[kept])
 
 
 def measures(users: Floats, items: Floats, data: PreparedData, dataset: DatasetSpec) -> dict[str, Any]:
-    """Return mean squared errors as they are and with the rows of one table swapped, by table and transition, as JSON.
+    """Return mean squared errors without swaps and with one table's rows swapped, by table and transition, as JSON.
 
-    Transitions are to any other row, as SSE-SE has them, and to a neighbour, for each graph of the dataset: over the
-    examples whose row has one, and with any other row for the same examples. Examples with an id that training has not
-    are left out.
+    The transitions are to any other row, as in SSE-SE, and for each graph of the dataset to a neighbour. Transitions to
+    neighbours are measured over the examples whose row has one, beside transitions to any other row for the same
+    examples. Examples with an id that is not in training are left out.
 
     Args:
-        users: [rows of their table, d], special rows first.
-        items: likewise.
+        users: [rows of the user table, d], special rows first.
+        items: the same for items.
         data: the prepared examples, of features ``user`` and ``item``.
-        dataset: its graphs join integer ids.
+        dataset: the dataset; its graphs have integer ids.
     """
     rows = {name: of[NUM_SPECIAL_ROWS:] for name, of in zip(TABLES, (users, items), strict=True)}
     transitions = {name: {ANY: to_any(len(of))} for name, of in rows.items()}
@@ -85,12 +85,12 @@ def measures(users: Floats, items: Floats, data: PreparedData, dataset: DatasetS
 
 
 def to_any(num_rows: int) -> Floats:
-    """Return equation 5's transitions of a swapped row, [num_rows, num_rows]: to every other row alike."""
+    """Return equation 5's transitions of a swapped row, [num_rows, num_rows]: uniform over all other rows."""
     return (1.0 - np.eye(num_rows)) / max(num_rows - 1, 1)
 
 
 def to_neighbours(source: Ints, target: Ints, num_rows: int) -> Floats:
-    """Return transitions to every neighbour alike, [num_rows, num_rows]; a row without neighbours stays."""
+    """Return transitions uniform over the neighbours, [num_rows, num_rows]; a row without neighbours stays."""
     chances = np.zeros((num_rows, num_rows))
     chances[source, target] = chances[target, source] = 1.0
     np.fill_diagonal(chances, 0.0)
@@ -107,12 +107,12 @@ def losses(rows: Mapping[str, Floats], of: Examples) -> Floats:
 
 
 def swapped_losses(rows: Mapping[str, Floats], table: str, chances: Floats, of: Examples) -> Floats:
-    """Return sum_k P[j, k] (label - <row k, other row>)^2 of each example, [n]; j is its row of ``table``.
+    """Return sum_k P[j, k] (label - <row k, other row>)^2 for each example, [n]; j is its row of ``table``.
 
     Args:
-        rows: [m, d] of each table.
-        table: the one whose rows are swapped.
-        chances: P, [m, m] of that table.
+        rows: the rows [m, d] of each table.
+        table: the table whose rows are swapped.
+        chances: P [m, m] of that table.
         of: the examples.
     """
     swapped, others = rows[table], rows[next(name for name in TABLES if name != table)]
@@ -144,7 +144,7 @@ def _examples(data: PreparedData, split: str) -> Examples:
 
 
 def section(records: Mapping[str, Sequence[dict[str, Any]]]) -> Section | None:
-    """Return the section of the records of each row of the table, one for each seed; None without any."""
+    """Return the section; ``records`` has for each row of the table one record per seed. None without records."""
     measured = {row: [record["measured"]["bias"] for record in of_seeds] for row, of_seeds in records.items()}
     if not measured:
         return None

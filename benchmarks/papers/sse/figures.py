@@ -1,9 +1,9 @@
-"""What SSE does to rows and to the Rademacher complexity: figures 3 and 5 of Wu et al. 2019.
+"""Effect of SSE on the rows and on the Rademacher complexity: figures 3 and 5 of Wu et al. 2019.
 
-Figure 3 projects rows by PCA: SSE draws them into "black holes". Here: that picture, how rows spread along the first
-component, the share of variance of the first three, and how near rows lie to the nearer of two centres. Figure 5 draws
-(1 / n) sum_i sigma_i sum_k p(j_i, k) l(E[k], y_i) of a trained model for signs sigma: the Rademacher complexity of
-equation 9 without its supremum, l in the place of L.
+Figure 3 projects rows by PCA and shows that SSE draws them into "black holes". Here: that picture, the spread of rows
+along the first component, the share of variance of the first three, and how near rows lie to the nearer of two centres.
+Figure 5 plots (1 / n) sum_i sigma_i sum_k p(j_i, k) l(E[k], y_i) of a trained model for random signs sigma. This is the
+Rademacher complexity of equation 9 without its supremum, and with l instead of L.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ NEAR = tuple(n / 20 for n in range(41))
 EDGES = tuple(n / 4 for n in range(-8, 9))
 """Edges of the bins along the first component, in root mean squares of the distances to the mean of all."""
 MOST_PLACES = 1000
-"""Rows that a picture shows."""
+"""Most rows that a picture shows."""
 ROUNDS = 50
 
 
 def measures(run: Run) -> dict[str, Any]:
-    """Return the figures of a run of MF without biases, as JSON; of its item rows and its training rows."""
+    """Return the figures of a run of MF without biases, as JSON, computed from its item rows and training rows."""
     checkpoint = latest_valid(run.checkpoints)
     assert checkpoint is not None
     data = PreparedData.open(run.data)
@@ -65,8 +65,8 @@ def measures(run: Run) -> dict[str, Any]:
 def projected(rows: Floats) -> Floats:
     """Return the places [n, 2] of rows [n, d] along their first two principal components.
 
-    The unit is the root mean square of the distances to the mean of all. The longer tail of each component is on the
-    right, so that runs can be averaged.
+    The unit is the root mean square of the distances to the mean of all rows. Each component is flipped so that its
+    longer tail is on the right; runs can then be averaged.
     """
     centred = rows - rows.mean(axis=0)
     places: Floats = centred @ np.linalg.svd(centred, full_matrices=False)[2][:2].T
@@ -75,7 +75,7 @@ def projected(rows: Floats) -> Floats:
 
 
 def spread(places: Floats) -> list[float]:
-    """Return the share of places [n] in each bin between EDGES; those beyond are in the outer bins."""
+    """Return the share of places [n] in each bin between EDGES; values outside count in the outer bins."""
     counts = np.histogram(np.clip(places, EDGES[0], EDGES[-1]), EDGES)[0]
     return [float(one) for one in counts / len(places)]
 
@@ -108,17 +108,17 @@ def simulated_complexity(
 ) -> dict[str, list[list[float]]]:
     """Return quantiles of |(1 / n) sum_i sigma_i l_i(p)| over signs, for each probability of PROBABILITIES.
 
-    SSE-SE on both tables. ``own``: a swapped row is judged by the label of the row that it is swapped into, which is
-    what training does. ``theirs``: by the labels of the rows of training that have it, which is what the remark that
-    transitions are contractive speaks of (P sigma)^T L.
+    SSE-SE swaps rows of both tables. ``own``: the loss of a swapped row uses the label of the example that it is
+    swapped into, as in training. ``theirs``: it uses the labels of the training examples that have the swapped row, as
+    in the paper's remark that transitions are contractive, (P sigma)^T L.
 
     Args:
-        users: [u, d] of their table, and so ``items`` [v, d]; those of the rows of training take part.
-        items: as ``users``.
-        user: row of the user of each of n rows of training, and so ``item``.
-        item: as ``user``.
-        label: [n].
-        seed: of the signs.
+        users: user table [u, d]; only rows that occur in training count.
+        items: item table [v, d]; only rows that occur in training count.
+        user: the user's row in each of n training examples.
+        item: the item's row in each of them.
+        label: labels [n].
+        seed: seed of the signs.
     """
     left, right = users[user], items[item]
     losses = (label - np.einsum("nd,nd->n", left, right)) ** 2
@@ -137,7 +137,7 @@ def simulated_complexity(
 
 
 def _squares(label: Floats, rows: Floats, others: Floats) -> Floats:
-    """Return the mean over ``others`` [m, d] of (label - <row, other>)^2 for each row [n, d]."""
+    """Return for each row [n, d] the mean over ``others`` [m, d] of (label - <row, other>)^2."""
     mean, second = others.mean(axis=0), others.T @ others / len(others)
     return label**2 - 2 * label * (rows @ mean) + np.einsum("nd,de,ne->n", rows, second, rows)
 
@@ -165,7 +165,7 @@ def _rows(run: Run, checkpoint: Checkpoint, data: PreparedData, feature: str) ->
 
 
 def sections(records: Mapping[str, Sequence[dict[str, Any]]]) -> list[Section]:
-    """Return both figures of the records of each row of the table, one for each seed."""
+    """Return both figures; ``records`` has for each row of the table one record per seed."""
     measured = {row: [record["measured"] for record in of_seeds] for row, of_seeds in records.items()}
     if not measured:
         return []

@@ -1,4 +1,4 @@
-"""Edges for SSE-Graph: between movies by genres or titles, users by age, items of a cluster."""
+"""Edges for SSE-Graph: between movies with similar genres or titles, users of one age, items of one cluster."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 from trainer.generalization.label_randomization import write_table
 
 MAX_TITLES = 20
-"""A word of more titles than this says little of any two of them."""
+"""A word that occurs in more titles than this makes no edges."""
 MIN_LETTERS = 4
 Edges = set[tuple[int, int]]
 
 
 def genre_edges(genres: Mapping[int, str]) -> Edges:
-    """Return pairs of movies, with ``A|B|..`` each, with at least two genres in common, or with the same ones."""
+    """Return pairs of movies with two genres in common or the same genres; ``genres``: ``A|B|..`` of each movie."""
     by_set: dict[frozenset[str], list[int]] = {}
     for movie, text in genres.items():
         by_set.setdefault(frozenset(text.split("|")), []).append(movie)
@@ -34,9 +34,9 @@ def genre_edges(genres: Mapping[int, str]) -> Edges:
 
 
 def title_edges(titles: Mapping[int, str]) -> Edges:
-    """Return pairs that share a word of at least MIN_LETTERS letters that stands in at most MAX_TITLES titles.
+    """Return pairs that share a word of at least MIN_LETTERS letters that occurs in at most MAX_TITLES titles.
 
-    The year in brackets is no word.
+    The year in brackets does not count as a word.
     """
     having: dict[str, set[int]] = {}
     for movie, title in titles.items():
@@ -46,7 +46,7 @@ def title_edges(titles: Mapping[int, str]) -> Edges:
 
 
 def cluster_edges(clusters: Mapping[int, int]) -> Edges:
-    """Return all pairs of one cluster, such as a group of ages."""
+    """Return all pairs within a cluster, such as an age group."""
     members: dict[int, list[int]] = {}
     for row, cluster in clusters.items():
         members.setdefault(cluster, []).append(row)
@@ -54,7 +54,7 @@ def cluster_edges(clusters: Mapping[int, int]) -> Edges:
 
 
 def write_edges(edges: Edges, path: Path) -> None:
-    """Write ``source``, ``target``, each edge once, sorted."""
+    """Write the columns ``source`` and ``target``, each edge once, sorted."""
     pairs = sorted(edges)
     columns = {name: pa.array([pair[end] for pair in pairs], pa.int64())
                for end, name in enumerate(("source", "target"))}  # fmt: skip
@@ -64,7 +64,7 @@ def write_edges(edges: Edges, path: Path) -> None:
 def write_edges_by(
     rows: Path, column: str, edges_of: Callable[[dict[int, Any]], Edges], path: Path, of: str = "item"
 ) -> None:
-    """Write the edges between the items (or ``of``) of ``rows`` by a column of theirs, unless ``path`` is there."""
+    """Write the edges that ``edges_of`` makes from ``column`` of the items (or ``of``), unless ``path`` exists."""
     if not path.exists():
         table = pq.read_table(rows, columns=[of, column])
         write_edges(edges_of(dict(zip(*(values.to_pylist() for values in table.columns), strict=True))), path)

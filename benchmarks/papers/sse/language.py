@@ -1,4 +1,4 @@
-"""``masked_language``: SSE-SE in the pre-training of a small masked language model, and in its fine-tuning."""
+"""``masked_language``: SSE-SE in pre-training and in fine-tuning of a small masked language model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.papers.trials.trial import Claim, Column, Recipe, Table, TextTri
 
 CORPUS = "brown.parquet"
 PRETRAINING_SWAPS, FINE_TUNING_SWAPS = 0.015, 0.01
-"""The paper's, of words and of labels (section 4.4)."""
+"""The paper's swap probabilities of words and of labels (section 4.4)."""
 PLAIN, SSE = "Pre-training", "(SSE-SE + Pre-training)"
 NEITHER, BOTH = f"{PLAIN} + Fine-tuning", f"{SSE} + (SSE-SE + Fine-tuning)"
 PRETRAINING: dict[str, dict[str, Any]] = {PLAIN: {}, SSE: {"swaps": PRETRAINING_SWAPS}}
@@ -24,9 +24,9 @@ FINE_TUNING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     BOTH: (PRETRAINING[SSE], {"swaps": FINE_TUNING_SWAPS}),
     "Fine-tuning": ({"epochs": 0}, {}),
 }
-"""By row the settings of pre-training, and of fine-tuning."""
+"""The settings of pre-training and of fine-tuning, by row of the table."""
 TASKS: dict[str, dict[str, Any]] = {"sentence_polarity": {"epochs": 3}, "movie_reviews": {"epochs": 4}}
-"""By file settings of its fine-tuning: reviews are fewer."""
+"""The settings of fine-tuning by file; there are fewer reviews, hence more epochs."""
 QUICK_PRETRAINING: dict[str, Any] = {
     "num_training": 4, "num_held_out": 1, "num_words": 60, "dim": 8, "num_heads": 2, "num_positions": 20, "length": 10,
     "batch_size": 8, "epochs": 1,
@@ -35,7 +35,7 @@ QUICK_FINE_TUNING: dict[str, Any] = {"num_words": 16, "epochs": 3, "learning_rat
 
 
 def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
-    """Return encoders pre-trained on the Brown corpus, and fine-tuned; ``quick``: on small texts of its own."""
+    """Return encoders pre-trained on the Brown corpus and fine-tuned; ``quick``: on small generated texts."""
     first, second = TASKS
     trials = (
         *(
@@ -68,7 +68,7 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False) -> Recipe:
         )
     )
     prepare = partial(_write, data) if quick else None
-    # Of the small texts nothing is claimed.
+    # There are no claims about the small texts.
     return Recipe(
         "masked_language", _TITLE, _SOURCE, _PROTOCOL, trials, (pretraining, *tables), () if quick else claims, prepare
     )
@@ -120,11 +120,11 @@ _TITLE = "A masked language model in small: SSE in pre-training and in fine-tuni
 _SOURCE = "Wu et al., Stochastic Shared Embeddings (NeurIPS 2019), tables 6 and 7"
 _PROTOCOL = """\
 Pre-training: the Brown corpus, 60 documents train (146,000 words), 15 validate, 15 test, drawn once; the 3000 most
-frequent words of training are known, and the rows of the embedding are those of the output too. Transformer of 2 layers
-of 64, 4 heads, dropout .1, windows of 32 words, batches of 64, 3 epochs of Adam, rate .003 falling to 0. 15 % of the
-known words are to be told, masked anew in each epoch: 80 % of them are read as the mask, 10 % as any word, 10 % as they
-are. Fine-tuning: the mean of the states and one logit, Adam with rate .001, batches of 32, the first 64 words of a
-text; sentences: 70 % train, 10 % validate, 20 % test, drawn once, 3 epochs; reviews: folds 0 to 6 train, 7 validates, 8
-and 9 test, 4 epochs. A seed draws initial values, masks, order and swaps. SSE-SE: p .015 of words read and words told
-in pre-training, .01 of words and labels in fine-tuning. Nothing tuned for SSE. The paper goes on with BERT-Base on a
-million reviews."""
+frequent words of training are known, and the output shares the embedding's rows. Transformer of 2 layers of 64, 4
+heads, dropout .1, windows of 32 words, batches of 64, 3 epochs of Adam, rate .003 falling to 0. 15 % of the known words
+are predicted, masked anew in each epoch: 80 % of them are read as the mask, 10 % as any word, 10 % unchanged.
+Fine-tuning: the mean of the states and one logit, Adam with rate .001, batches of 32, the first 64 words of a text;
+sentences: 70 % train, 10 % validate, 20 % test, drawn once, 3 epochs; reviews: folds 0 to 6 train, 7 validates, 8 and 9
+test, 4 epochs. A seed draws initial values, masks, order and swaps. SSE-SE swaps words read and predicted words with
+p .015 in pre-training, words and labels with p .01 in fine-tuning. Nothing is tuned for SSE. The paper uses BERT-Base
+and a million reviews."""

@@ -1,4 +1,4 @@
-"""A small masked language model with SSE-SE of words in and out (Wu et al. 2019, section 4.4), after BERT."""
+"""A small masked language model like BERT, with SSE-SE on input and output words (Wu et al. 2019, section 4.4)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ EVALUATION_BATCH = 128
 
 @dataclass(frozen=True)
 class PretrainingSettings:
-    """Text, encoder and pre-training.
+    """Settings of text, encoder and pre-training.
 
-    ``swaps``: the probability of SSE-SE of the words that are read, and of those that are to be told.
+    ``swaps``: the probability of SSE-SE, for words that are read and for words to predict.
     """
 
     num_training: int = 60
@@ -46,10 +46,10 @@ class PretrainingSettings:
 
 
 class MaskedEncoder(nn.Module):
-    """A transformer of words and the positions that they stand at, whose rows of words are those of its output too.
+    """A transformer over words and their positions; the output layer shares the rows of the word embedding.
 
-    Rows ``num_words`` and ``num_words + 1`` of the embedding are the mask and the padding. Positions begin as zeros, as
-    those beyond the windows of pre-training are learnt in fine-tuning.
+    Rows ``num_words`` and ``num_words + 1`` of the embedding are the mask and the padding. Positions start as zeros,
+    since positions beyond the windows of pre-training are learnt only in fine-tuning.
     """
 
     def __init__(self, settings: PretrainingSettings, swaps: float, seed: int) -> None:
@@ -80,7 +80,7 @@ class MaskedEncoder(nn.Module):
 
 
 class Pretrained(NamedTuple):
-    """Perplexities of masked words by epoch, as records have them, and the encoder's state."""
+    """Perplexities of masked words by epoch, in the form of records, and the encoder's state."""
 
     figures: tuple[dict[str, float | str], ...]
     state: dict[str, Tensor]
@@ -88,10 +88,10 @@ class Pretrained(NamedTuple):
 
 @lru_cache(maxsize=1)
 def read_windows(settings: PretrainingSettings, path: Path) -> tuple[dict[str, int], dict[str, Tensor]]:
-    """Return rows of words of the training documents, and by split windows of their documents, int64 [n, length].
+    """Return the row of each word of the training documents, and windows int64 [n, length] by split.
 
     Raises:
-        ValueError: the file is not there, or has too few documents.
+        ValueError: the file does not exist, or has too few documents.
     """
     corpus = brown(path, settings.num_training, settings.num_held_out)
     rows = vocabulary(corpus.training, settings.num_words)
@@ -103,9 +103,9 @@ def read_windows(settings: PretrainingSettings, path: Path) -> tuple[dict[str, i
 
 
 def masked(words: Tensor, num_words: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return words [b, t] with masks, and which of them are to be predicted, bool [b, t]: known words alone.
+    """Return words [b, t] with masks, and which of them to predict, bool [b, t]; only known words are predicted.
 
-    Of those most are read as the mask (row ``num_words``), some as any word, some as they are.
+    Most of these are read as the mask (row ``num_words``), some as a random word, some unchanged.
     """
     told = (torch.rand(words.shape, generator=draws) < MASKED_SHARE) & (words >= NUM_RESERVED)
     how = torch.rand(words.shape, generator=draws)
@@ -115,7 +115,7 @@ def masked(words: Tensor, num_words: int, draws: torch.Generator) -> tuple[Tenso
 
 
 def swapped_targets(targets: Tensor, num_words: int, probability: float, seed: int, step: int) -> Tensor:
-    """Return words to be told [n] after SSE-SE of outputs: any word for any, as rows of a one-hot table."""
+    """Return the words to predict [n] after SSE-SE on outputs: each may be swapped for any other word."""
     config = SSEConfig(probability)
     return swap_any(
         targets, num_words, config, seed=seed, step=step, name="targets", first_live_row=NUM_RESERVED
@@ -124,10 +124,10 @@ def swapped_targets(targets: Tensor, num_words: int, probability: float, seed: i
 
 @cache
 def pretrained(settings: PretrainingSettings, path: Path, seed: int) -> Pretrained:
-    """Return a pre-trained encoder: once in a process, as several trials are fine-tuned from it.
+    """Return a pre-trained encoder; cached in the process, since several trials are fine-tuned from it.
 
     Raises:
-        ValueError: the file is not there, or has too few documents.
+        ValueError: the file does not exist, or has too few documents.
     """
     _, windows = read_windows(settings, path)
     torch.manual_seed(seed)
@@ -139,9 +139,9 @@ def pretrained(settings: PretrainingSettings, path: Path, seed: int) -> Pretrain
 def pretrain(
     encoder: MaskedEncoder, settings: PretrainingSettings, windows: dict[str, Tensor], seed: int
 ) -> Iterator[dict[str, float | str]]:
-    """Train an encoder to tell masked words; yield the perplexity of each epoch and held-out split.
+    """Train an encoder to predict masked words; yield the perplexity of each epoch and held-out split.
 
-    Words are masked anew in each epoch. The rate falls to zero along half a cosine.
+    Words are masked anew in each epoch. The learning rate falls to zero along half a cosine.
     """
     draws = torch.Generator().manual_seed(seed)
     training = windows["training"]
@@ -167,7 +167,7 @@ def pretrain(
 
 @torch.no_grad()
 def perplexity(encoder: MaskedEncoder, windows: Tensor) -> float:
-    """Return exp of the mean loss of a masked word; the same words are masked each time, whatever the seed."""
+    """Return exp of the mean loss of masked words; the same words are masked each time, for every seed."""
     encoder.eval()
     draws, total, count = torch.Generator().manual_seed(0), 0.0, 0
     for batch in windows.split(EVALUATION_BATCH):

@@ -34,7 +34,7 @@ def both(probability: float, **more: Any) -> dict[str, Any]:
 def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path("rows")) -> Recipe:
     """Return MF, BPR and SASRec with and without SSE; ``quick``: MF on a small click log.
 
-    ``rows``: the folder of graphs of movies.
+    ``rows``: the folder for the graphs of movies.
     """
     if quick:
         return _quick(data, seeds, rows)
@@ -66,10 +66,10 @@ def _mf(
     table: str, row: str, of: DatasetSpec, seed: int, dim: int, l2: float, sse: dict[str, Any] | None = None, *,
     column: str = "mf", tried: str = "", measured_by: str = "", **changes: Any,
 ) -> Trial:  # fmt: skip
-    """Return SGD-MF as the paper writes it, p <- p + rate (e q - l2 p) for each rating.
+    """Return SGD-MF as in the paper, p <- p + rate (e q - l2 p) for each rating.
 
-    A step is the mean over its batch of the gradient of e^2 + l2 |p|^2, so that its rate is that of a rating times half
-    the batch. ``changes``: of MF, and more regularizers.
+    Our step uses the batch mean of the gradient of e^2 + l2 |p|^2, so its rate is the paper's rate times half the batch
+    size. ``changes``: changed settings of MF, and more regularizers.
     """
     settings = MF | changes
     more = {name: value for name, value in changes.items() if name not in MF}
@@ -85,12 +85,12 @@ def _mf(
 
 
 PRODUCTS: dict[str, Any] = {"biases": False, "epochs": 120, "early_stopping": {"patience": 10}}
-"""Settings of MF without biases. A row that is seldom trained has not learned even the mean; training takes longer, and
-at a constant rate three epochs in turn may rise by chance."""
+"""Settings of MF without biases. Rows must learn the mean too, so training takes longer; at a constant rate the
+validation error may rise in three successive epochs by chance, hence the larger patience."""
 NO_BIASES: dict[str, Any] = PRODUCTS | {"batch_size": 1024}
 DROP: dict[str, Any] = {"dropout": 0.1, "dropout_layers": "embeddings"}
 Variants = tuple[tuple[str, dict[str, Any] | None, dict[str, Any]], ...]
-"""(row, SSE, what else it asks for)."""
+"""(row of the table, settings of SSE, other changed settings)."""
 
 
 def _ml1m(data: Path, seed: int) -> Iterator[Trial]:
@@ -119,7 +119,7 @@ def _ages(rows: Path) -> dict[str, Any]:
 
 
 def _movies(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
-    """Yield SSE-Graph by what the movies themselves share; the paper's graph is of their cast."""
+    """Yield SSE-Graph with graphs of shared genres and titles; the paper's graph connects movies by their cast."""
     of = documents.ml1m(data, {"value": "rating"}, "ml1m_ratings", graphs=_movie_graphs(rows))
     for name in ("genres", "titles"):
         yield _mf("ml1m", f"SSE-Graph ({name}) + MF", of, seed, 100, 0.1, _by_graph(name))
@@ -138,7 +138,7 @@ def _few(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
     few = rows / "ml1m_few.parquet"
     plain = documents.dataset("ml1m_few", few, {"value": "rating"})
     of = documents.dataset("ml1m_few", few, {"value": "rating"}, graphs=_movie_graphs(rows) | _ages(rows))
-    # In the paper an id that no row of training has is a row of its own table like any other, and drawn like them.
+    # In the paper an id that is not in training has a row of its own, which is drawn like any other.
     unseen = both(0.005, include_unknown=True)
     by_age = {"user": {"probability": 0.005, "include_unknown": True, "graph": "ages", "rho": 500}}
     by_genre = {"item": {"probability": 0.005, "include_unknown": True, "graph": "genres", "rho": 200}}
@@ -151,7 +151,7 @@ def _few(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
         ("SSE-SE (p .05) + MF, no biases", both(0.05), PRODUCTS),
         ("SSE-SE, unseen too + MF, no biases", unseen, PRODUCTS),
         ("SSE-SE (p .05), unseen too + MF, no biases", both(0.05, include_unknown=True), PRODUCTS),
-        # Alternating least squares has the same graphs.
+        # Alternating least squares uses the same graphs.
         ("SSE-Graph (ages, genres) + MF, no biases", by_age | by_genre, PRODUCTS | {"measured_by": "als"}),
         ("SSE-Graph (ages) + MF, no biases", unseen | by_age, PRODUCTS),
         ("SSE-Graph (genres) + MF, no biases", unseen | by_genre, PRODUCTS),
@@ -170,7 +170,7 @@ def _few(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
 
 
 def _figures(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
-    """Yield the jobs of figures 3 and 5, whose rows are looked at."""
+    """Yield the jobs of figures 3 and 5, which examine the trained rows."""
     of = documents.dataset(
         "ml1m_few", rows / "ml1m_few.parquet", {"value": "rating"}, graphs=_movie_graphs(rows) | _ages(rows)
     )
@@ -180,7 +180,7 @@ def _figures(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
 
 
 def _few_dims(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
-    """Yield rows of table 1 in other dimensions: SSE-SE is said to help regardless of it (tables 2 and 3)."""
+    """Yield rows of table 1 in other dimensions; the paper says that SSE-SE helps in all of them (tables 2 and 3)."""
     of = documents.dataset("ml1m_few", rows / "ml1m_few.parquet", {"value": "rating"})
     variants: tuple[tuple[str, dict[str, Any] | None], ...] = (
         ("MF, no biases", None),
@@ -193,7 +193,7 @@ def _few_dims(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
 
 
 def _write(data: Path, rows: Path) -> None:
-    """Write the graphs of movies, and the rows of users with few ratings; what is there already stays."""
+    """Write the graphs of movies and the rows of users with few ratings; existing files are kept."""
     for name, column, edges in (("genres", "genres", graphs.genre_edges), ("titles", "title", graphs.title_edges)):
         graphs.write_edges_by(data / "ml1m_movies.parquet", column, edges, rows / f"ml1m_{name}.parquet")
     few, many = rows / "ml1m_few.parquet", rows / "ml1m_many.parquet"
@@ -208,14 +208,14 @@ def _write(data: Path, rows: Path) -> None:
 
 
 def _users_with(ratings: pa.Table, compare: Callable[[Any, int], Any], number: int) -> pa.Array:
-    """Return a mask of the rows of users whose number of ratings compares so, bool [n]."""
+    """Return a mask, bool [n], of the rows of users for whose number of ratings ``compare`` is true."""
     counts = ratings.group_by("user").aggregate([("item", "count")])
     users = counts.filter(compare(counts["item_count"], number))["user"].combine_chunks()
     return pc.is_in(ratings["user"], value_set=users)
 
 
 def _fifty_of_each(ratings: pa.Table) -> pa.Table:
-    """Return the rows with ``is_test``: false for fifty of each user's, drawn with a seed, true for the others."""
+    """Return the rows with ``is_test``: false for fifty random rows of each user, true for the others."""
     drawn = np.random.default_rng(0).permutation(len(ratings))
     users = ratings["user"].to_numpy()[drawn]
     by_user = np.argsort(users, kind="stable")
@@ -227,7 +227,7 @@ def _fifty_of_each(ratings: pa.Table) -> pa.Table:
 
 
 def _ages_of(few: Path) -> Callable[[dict[int, Any]], graphs.Edges]:
-    """Return a function that makes edges of users of one age, of those whom the rows have."""
+    """Return a function that makes edges between users of the same age, for users that occur in ``few``."""
 
     def edges(ages: dict[int, Any]) -> graphs.Edges:
         users = set(pq.read_table(few, columns=["user"])["user"].to_pylist())
@@ -277,14 +277,14 @@ BPR: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "SSE-SE (p .2) + BPR": (both(0.2), {}),
     "SSE-SE (p .4) + BPR": (both(0.4), {}),
 }
-"""By row, SSE and more regularizers."""
+"""The settings of SSE and other regularizers, by row of the table."""
 
 
 def _pairwise(
     table: str, of: DatasetSpec, seed: int, watched: str, evaluation: dict[str, Any], *, rate: float, l2: float,
     patience: int, column: str = "bpr", dim: int = 64, rows: Sequence[str] = ("BPR", "SSE-SE + BPR"),
 ) -> Iterator[Trial]:  # fmt: skip
-    """Yield those of BPR, dropout and SSE-SE with some probabilities of a swap that ``rows`` names."""
+    """Yield the trials of BPR, dropout and SSE-SE that ``rows`` names."""
     regularizers = {"early_stopping": {"metric": watched, "patience": patience}, "l2": l2}
     for row in rows:
         sse, more = BPR[row]
@@ -297,9 +297,9 @@ def _pairwise(
 
 
 def _bpr(rows: Path, data: Path, seed: int) -> Iterator[Trial]:
-    """Yield table 3's task: users with at least 60 ratings, all of them positive, fifty of each train.
+    """Yield table 3's task: users with at least 60 ratings, all positive; fifty ratings of each user train.
 
-    The paper refers to Wu, Hsieh and Sharpnack (KDD 2017, ICML 2018) for it.
+    The paper cites Wu, Hsieh and Sharpnack (KDD 2017, ICML 2018) for this task.
     """
     return _fifty("ml1m_bpr", rows, seed, rows_of=tuple(BPR))
 
@@ -313,7 +313,7 @@ def _fifty(table: str, rows: Path, seed: int, *, rows_of: Sequence[str], **of_pa
     of = documents.dataset("ml1m_many", rows / "ml1m_many.parquet", {"rule": "rating >= 1"})
     split = {"kind": "column", "column": "is_test", "validation": 0.02}
     evaluation = {"split": split, "metrics": [f"precision_{k}_full" for k in (1, 5, 10)]}
-    # One of fifty ratings validates: its precision is of few hits, and may stand still for some epochs by chance.
+    # Only one of fifty ratings validates: precision then counts few hits, and may not rise for some epochs by chance.
     return _pairwise(
         table, of, seed, "precision_5_full", evaluation, rate=0.005, l2=0.01, patience=10, rows=rows_of, **of_pairs
     )
@@ -335,7 +335,7 @@ def _sasrec(data: Path, seed: int) -> Iterator[Trial]:
 
 
 def _sasrec_200(data: Path, seed: int) -> Iterator[Trial]:
-    """Yield table 4's six cells with the paper's length and weight decay."""
+    """Yield table 4's six cells with the paper's sequence length and weight decay."""
     for blocks, rows in ((2, tuple(SASREC)), (6, ("SASRec", "p_x .1, p_y .1"))):
         yield from _sequences(
             "ml1m_sasrec_200", _ml1m_sequences(data), seed, dim=100, dropouts=(0.1,), epochs=80, length=200,
@@ -351,9 +351,9 @@ def _sequences(
     table: str, of: DatasetSpec, seed: int, *, dim: int, dropouts: tuple[float, ...], epochs: int, length: int = 50,
     blocks: int = 2, weight_decay: float = 0.0, rows: Sequence[str] = tuple(SASREC),
 ) -> Iterator[Trial]:  # fmt: skip
-    """Yield every method with each rate of dropout, of which the validation split takes one for each.
+    """Yield every method with each dropout rate; the validation split chooses one rate for each method.
 
-    ``weight_decay``: of all but the rows of items, which SSE is of.
+    ``weight_decay``: weight decay of all parameters except the item rows, which SSE regularizes.
     """
     column = "sasrec" if blocks == 2 else f"sasrec_{blocks}"
     for row, dropout in itertools.product(rows, dropouts):
@@ -386,7 +386,7 @@ def _findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) 
 
 
 def _als(records: Sequence[dict[str, Any]]) -> Section | None:
-    """Return the section of alternating least squares on the rows of table 1; None if no run has measured it."""
+    """Return the section on alternating least squares on the data of table 1; None if no run has measured it."""
     if not records:
         return None
     measured = [record["measured"] for record in records]
@@ -429,9 +429,9 @@ def _quick(data: Path, seeds: int, rows: Path) -> Recipe:
 _TITLE = "Stochastic Shared Embeddings: matrix factorization, BPR, SASRec"
 _SOURCE = "Wu et al., Stochastic Shared Embeddings (NeurIPS 2019), tables 1 to 4"
 _PROTOCOL = """\
-Each run at the epoch that is best on the validation split, which early stopping (patience 3; MF without biases and BPR
-on ml1m 10; SASRec 5) watches. MF: SGD of rate .01 for a rating, biases and a global mean unless a row or its table says
-that there are none, L2 on whatever a rating looks up, biases too. MF on ml1m and epinions: a random tenth tests and one
-validates; BPR on ml1m: fifty ratings of each user train and validate; douban and gowalla: their own test rows, a tenth
-of the others validates; SASRec: each user's last items. The paper tunes its rates on each data set; here they are its
-published ones where it says them."""
+Each run is evaluated at the epoch that is best on the validation split, with early stopping (patience 3; MF without
+biases and BPR on ml1m 10; SASRec 5). MF: SGD with rate .01 per rating, biases and a global mean unless a row or its
+table says that there are none, L2 on all parameters that a rating reads, biases included. Splits: MF on ml1m and
+epinions: a random tenth tests and one validates; BPR on ml1m: fifty ratings of each user train and validate; douban and
+gowalla: their own test rows, a tenth of the others validates; SASRec: each user's last items. The paper tunes its rates
+on each data set; here they are the published ones where the paper gives them."""

@@ -1,4 +1,4 @@
-"""An encoder of words fine-tuned to tell praise from blame, with or without pre-training and SSE-SE."""
+"""An encoder fine-tuned to classify texts as positive or negative, with or without pre-training and SSE-SE."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from embeddings.kernels.swap import swap_classes
 
 SPLITS = ("train", "validation", "test")
 VALIDATION_FOLDS, TEST_FOLDS = (7,), (8, 9)
-"""Folds of texts that have ``fold``, out of NUM_FOLDS; of other texts shares of the same size are drawn."""
+"""Folds, out of NUM_FOLDS, of texts that have ``fold``; for other texts shares of the same size are drawn."""
 NUM_FOLDS = 10
 BATCHES_OF_A_CHUNK = 16
-"""Batches among which texts are sorted by length."""
+"""Number of batches whose texts are sorted by length together."""
 
 
 @dataclass(frozen=True)
 class FineTuningSettings:
-    """Fine-tuning. ``num_words``: the most of a text that is read, from its beginning.
+    """Settings of fine-tuning. ``num_words``: only so many first words of a text are read.
 
-    ``swaps``: the probability of SSE-SE of the words that are read, and of labels.
+    ``swaps``: the probability of SSE-SE, for words that are read and for labels.
     """
 
     batch_size: int = 32
@@ -47,7 +47,7 @@ class FineTuningSettings:
 
 
 class Texts(NamedTuple):
-    """Texts as rows of words, and whether they praise, float32 [n]; ``rows``: which rows of the file they are."""
+    """Texts as rows of words, and labels float32 [n], 1 if positive; ``rows``: their row numbers in the file."""
 
     words: list[Tensor]
     positive: Tensor
@@ -55,7 +55,7 @@ class Texts(NamedTuple):
 
 
 class TextClassifier(Protocol):
-    """What is evaluated: from padded words [b, t] to logits [b]. ``padding``: the word that stands behind a text."""
+    """A model that maps padded words [b, t] to logits [b]. ``padding``: the word that fills up shorter texts."""
 
     padding: int
 
@@ -65,7 +65,7 @@ class TextClassifier(Protocol):
 
 
 class Classifier(nn.Module):
-    """The mean of an encoder's states over a text's words, and one logit of it."""
+    """One logit from the mean of an encoder's states over a text's words."""
 
     def __init__(self, encoder: MaskedEncoder, dropout: float) -> None:
         super().__init__()
@@ -83,10 +83,10 @@ class Classifier(nn.Module):
 
 
 def read_texts(path: Path, rows_of: dict[str, int], num_words: int) -> dict[str, Texts]:
-    """Return the texts of each split, the same for every seed: by the file's ``fold``, else drawn once.
+    """Return the texts of each split: by the file's ``fold`` if it has one, else drawn once, equal for every seed.
 
     Raises:
-        ValueError: the file is not there.
+        ValueError: the file does not exist.
     """
     if not path.exists():
         raise ValueError(
@@ -102,7 +102,7 @@ def read_texts(path: Path, rows_of: dict[str, int], num_words: int) -> dict[str,
     held_out = torch.tensor(VALIDATION_FOLDS), torch.tensor(TEST_FOLDS)
     validation, test = (torch.isin(folds, of) for of in held_out)
     sides = dict(zip(SPLITS, (~(validation | test), validation, test), strict=True))
-    # In an order of no meaning, as the first ones stand for all where training is looked at.
+    # Shuffled, since training metrics are computed on the first texts only.
     order = torch.from_numpy(np.random.Generator(np.random.Philox(1)).permutation(len(texts)))
     chosen = {split: order[side[order]] for split, side in sides.items()}
     return {split: Texts([texts[row] for row in rows], positive[rows], rows) for split, rows in chosen.items()}
@@ -116,10 +116,10 @@ def _folds(table: pa.Table) -> Any:
 
 
 def classifier(pretraining: PretrainingSettings, swaps: float, path: Path, seed: int) -> Classifier:
-    """Return a classifier whose encoder is pre-trained by these settings, for no epochs: as it is drawn.
+    """Return a classifier whose encoder is pre-trained by these settings; with 0 epochs it has its initial values.
 
     Raises:
-        ValueError: the corpus is not there, or has too few documents.
+        ValueError: the corpus does not exist, or has too few documents.
     """
     state = pretrained(pretraining, path, seed).state if pretraining.epochs else None
     torch.manual_seed(seed)
@@ -132,10 +132,10 @@ def classifier(pretraining: PretrainingSettings, swaps: float, path: Path, seed:
 def fine_tune(
     settings: FineTuningSettings, pretraining: PretrainingSettings, corpus: Path, path: Path, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Fine-tune; yield accuracy and F1 of each epoch and split. Those of training are of as many texts as validate.
+    """Fine-tune; yield accuracy and F1 of each epoch and split, for training on as many texts as validation has.
 
     Raises:
-        ValueError: a file is not there, or texts are longer than the encoder has positions for.
+        ValueError: a file does not exist, or texts are longer than the encoder has positions for.
     """
     if settings.num_words > pretraining.num_positions:
         raise ValueError(
@@ -163,7 +163,7 @@ def fine_tune(
 
 
 def batches(texts: Sequence[Tensor], size: int, draws: torch.Generator) -> Iterator[Tensor]:
-    """Yield rows of all texts in an order that is drawn, those of a batch of about one length: little is padding."""
+    """Yield batches of all texts in random order; the texts of a batch have similar lengths, to save padding."""
     lengths = torch.tensor([len(text) for text in texts])
     for chunk in torch.randperm(len(texts), generator=draws).split(BATCHES_OF_A_CHUNK * size):
         by_length = chunk[lengths[chunk].argsort(stable=True)].split(size)
@@ -190,5 +190,5 @@ def _first(texts: Texts, count: int) -> Texts:
 
 
 def padded(texts: Sequence[Tensor], padding: int) -> Tensor:
-    """Return texts side by side, [b, the longest]."""
+    """Return texts as one tensor, padded to [b, length of the longest]."""
     return nn.utils.rnn.pad_sequence(list(texts), batch_first=True, padding_value=padding)

@@ -1,4 +1,4 @@
-"""The tables of recipe ``sse``, beside what Wu et al. 2019 published, and what it claims."""
+"""The tables of recipe ``sse`` with the published figures of Wu et al. 2019, and its claims."""
 
 from __future__ import annotations
 

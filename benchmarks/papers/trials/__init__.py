@@ -1,1 +1,1 @@
-"""Grids of jobs: trials, how each is run, and what is measured after training."""
+"""Grids of jobs: trials, how each is run, and the measurements after training."""

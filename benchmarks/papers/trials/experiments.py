@@ -22,9 +22,9 @@ CORPUS = "brown.parquet"
 SENTENCES = "sentence_polarity.parquet"
 MOVIES, REVIEWS = "ml1m_movies.parquet", "movie_reviews.parquet"
 Experiment = Callable[[Mapping[str, Any], Path, int], Iterator[dict[str, Any]]]
-"""``experiment(settings, folder of data, seed)`` yields figures, each a dict with ``epoch`` and ``split``.
+"""``experiment(settings, folder of data, seed)`` yields figures: dicts with ``epoch`` and ``split``.
 
-``vectors`` among them, float32 [n, d] for one split, are no figures: the trial keeps them as an array [epochs, n, d].
+If a dict has ``vectors``, float32 [n, d] for one split, the trial stores them as an array [epochs, n, d].
 """
 
 
@@ -51,7 +51,7 @@ def _fine_tuning(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator
 
 
 def _doc2vec(settings: Mapping[str, Any], data: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the loss and the vectors of movies in the order of ``file``, every ``every`` epochs."""
+    """Every ``every`` epochs, yield the loss and the vectors of movies in the order of ``file``."""
     of = Doc2vecSettings(**settings["doc2vec"])
     model, text = doc2vec.begin(corpus.movies(data / settings["file"]), of, seed)
     for epoch, loss in enumerate(doc2vec.train(model, text, of, seed), 1):

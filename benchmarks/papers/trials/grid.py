@@ -1,4 +1,4 @@
-"""The trials of a recipe: those that have ended are not run again, those that were killed go on."""
+"""Run the trials of a recipe: trials that have ended are not run again, killed trials are resumed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Record = dict[str, Any]
 
 
 def run_grid(trials: Sequence[AnyTrial], out: Path, *, workers: int, command: str) -> list[Record]:
-    """Run the trials that have not ended well, jobs before texts, and return the records of all, in order.
+    """Run the trials that have not yet succeeded, jobs before texts, and return the records of all, in order.
 
-    A trial that fails is recorded and stops nothing; the same command again tries it again. ``workers`` jobs train at a
-    time, with a CPU each; models are measured and texts are trained in this process, one after the other.
+    A trial that fails is recorded and does not stop the others; the same command tries it again. ``workers`` jobs train
+    at a time, with one CPU each; measurements and trainings on texts run in this process, one after the other.
 
     Raises:
-        ValueError: another grid has these results.
+        ValueError: another grid is using these results.
     """
-    use_threads(1)  # as its run has: sums depend on how they are split
+    use_threads(1)  # as in the job's own run: float sums depend on the number of threads
     with alone(out):
         known = {trial.key: read_record(trial, out) for trial in trials}
         left = [trial for trial in trials if (known[trial.key] or {}).get("state") != "done"]

@@ -1,4 +1,4 @@
-"""Measures of a trained model, taken before its run directory goes: figures for the record, arrays in a file."""
+"""Measurements of a trained model before its run directory is removed: figures for the record, arrays in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.runs.directory import Run
 
 
 def item_vectors(run: Run, archive: Path) -> dict[str, Any]:
-    """Keep the item table as of every checkpoint that the run kept.
+    """Store the item table of every checkpoint that the run kept.
 
     Arrays: ``ids`` int64 [n], ``steps`` int64 [s] ascending, ``vectors`` float32 [s, n, dim]. Figures:
     ``steps_per_epoch``.
@@ -42,7 +42,7 @@ def item_vectors(run: Run, archive: Path) -> dict[str, Any]:
 
 
 def _lazily(module: str, function: str, reads: Callable[[Run], Sequence[Any]]) -> Measure:
-    """Return a measure without arrays, whose module is imported with its first run."""
+    """Return a measure without arrays, whose module is imported at its first use."""
 
     def measure(run: Run, archive: Path) -> dict[str, Any]:
         figures: dict[str, Any] = getattr(importlib.import_module(module), function)(*reads(run))
@@ -63,4 +63,4 @@ MEASURES: dict[str, Measure] = {
     "sse_figures": _lazily("benchmarks.papers.sse.figures", "measures", lambda run: (run,)),
     "tower_by_depth": _lazily("benchmarks.papers.lecture.depth", "by_depth", _subject),
 }
-"""By the name that a trial has for it."""
+"""Measures by the name that trials use for them."""

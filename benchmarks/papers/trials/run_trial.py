@@ -1,4 +1,4 @@
-"""The record of a trial: figures of a run of its job, or of an experiment on texts."""
+"""The record of a trial: the figures of its job's run, or of an experiment on texts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def path_of(trial: AnyTrial, out: Path) -> Path:
 
 
 def kept_path(trial: AnyTrial, out: Path) -> Path:
-    """Return the file of arrays that a trial leaves for the report."""
+    """Return the file of arrays that a trial stores for the report."""
     return out / KEPT / f"{trial.key}.npz"
 
 
 def read_record(trial: AnyTrial, out: Path) -> Record | None:
-    """Return the record of a trial; None before it has ended, and if the file is broken."""
+    """Return the record of a trial; None if it has not ended or the file is broken."""
     try:
         record: Record = json.loads(path_of(trial, out).read_text("utf-8"))
     except (OSError, ValueError):
@@ -40,7 +40,7 @@ def read_record(trial: AnyTrial, out: Path) -> Record | None:
 
 
 def record_job(trial: Trial, run: TrialRun, out: Path, command: str) -> Record:
-    """Measure the model of a run that is over, write the record, and remove the run unless it failed."""
+    """Measure the model of an ended run, write the record, and remove the run unless it failed."""
     from benchmarks.papers.trials.post_training_metrics import MEASURES
 
     arrays, measure = kept_path(trial, out), MEASURES.get(trial.measured_by)
@@ -54,7 +54,7 @@ def record_job(trial: Trial, run: TrialRun, out: Path, command: str) -> Record:
 
 
 def record_experiment(trial: TextTrial, out: Path, command: str) -> Record:
-    """Run an experiment on texts and write its record; an error ends in the record."""
+    """Run an experiment on texts and write its record; an error is written to the record."""
     error, metrics, started = None, list[dict[str, Any]](), time.monotonic()
     try:
         metrics = _run_experiment(trial, out)
@@ -71,10 +71,10 @@ def _write(trial: AnyTrial, record: Record, out: Path) -> None:
 
 
 def _run_experiment(trial: TextTrial, out: Path) -> list[dict[str, Any]]:
-    """Return the figures of an experiment; keep vectors that it yields.
+    """Return the figures of an experiment, and store the vectors that it yields.
 
-    Arrays, as ``item_vectors`` of post_training_metrics keeps them: ``ids`` int64 [n], the places of texts, ``steps``
-    int64 [s], their epochs, ``vectors`` float32 [s, n, dim].
+    The arrays have the form of ``item_vectors`` in post_training_metrics: ``ids`` int64 [n], the positions of texts;
+    ``steps`` int64 [s], the epochs; ``vectors`` float32 [s, n, dim].
     """
     figures = list(EXPERIMENTS[trial.experiment](trial.settings, trial.data, trial.seed))
     vectors = {one["epoch"]: one.pop("vectors") for one in figures if "vectors" in one}

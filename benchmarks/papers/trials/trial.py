@@ -1,4 +1,4 @@
-"""Parts of a recipe: trials (a dataset, a job, and where its figures stand), tables and claims."""
+"""Parts of a recipe: trials (a dataset, a job, and the table cell of its figures), tables and claims."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trainer.search.records import deciding_packages
 from trainer.spec import DatasetSpec, JobSpec
 
 When = Literal["epochs", "best", "last"]
-"""Which test figures of a run a cell holds: those of every epoch, of the epoch that is best on validation, of the
-last."""
+"""Which test figures of a run a cell shows: those of every epoch, of the epoch that is best on validation, or of the
+last epoch."""
 
 
 class Named:
-    """What every trial is named by."""
+    """The name of a trial."""
 
     table: str
     column: str
@@ -34,14 +34,14 @@ class Named:
 
     @property
     def name(self) -> str:
-        """``TABLE/COLUMN/ROW[/TRIED]/seed-N``, of one recipe each once."""
+        """``TABLE/COLUMN/ROW[/TRIED]/seed-N``, unique within a recipe."""
         parts = [self.table, self.column, self.row, self.tried, f"seed-{self.seed}"]
         return "/".join(part for part in parts if part)
 
     def matches(self, pattern: str) -> bool:
-        """Return True if one of the globs of ``pattern`` is this name or a folder above it.
+        """Return True if one of the globs of ``pattern`` matches this name or a prefix of its parts.
 
-        Commas separate them; one before a space is of a name, as in ``MF, no biases``.
+        Commas separate the globs; a comma before a space is part of a name, as in ``MF, no biases``.
         """
         return any(fnmatch.fnmatchcase(self.name, one) or fnmatch.fnmatchcase(self.name, f"{one}/*")
                    for one in re.split(r",(?! )", pattern))  # fmt: skip
@@ -49,11 +49,11 @@ class Named:
 
 @dataclass(frozen=True)
 class Trial(Named):
-    """One training by a job, a trial of a recipe.
+    """A trial that is one training by a job.
 
-    ``table``, ``column`` and ``row`` say where its figures stand; the runs of one place that differ in ``tried`` are
-    candidates, of which the validation split takes one. ``measured_by``: the name of what is measured of the trained
-    model before it goes (benchmarks.papers.trials.post_training_metrics); empty for nothing.
+    ``table``, ``column`` and ``row`` name the cell of its figures. Runs of one cell that differ in ``tried`` are
+    candidates, of which the validation split chooses one. ``measured_by``: the name of a measurement of the trained
+    model (benchmarks.papers.trials.post_training_metrics); empty for none.
     """
 
     table: str
@@ -72,8 +72,8 @@ class Trial(Named):
     def key(self) -> str:
         """16 hex digits that identify the trial by its content.
 
-        They are of the specs, of the names and sizes of the files, of what is measured afterwards, and of the packages
-        that decide figures. Not of where the files are.
+        They hash the specs, the names and sizes of the files, the measurement, and the versions of the packages that
+        decide figures. The location of the files does not count.
         """
         rows = Path(self.dataset.uri)
         dataset = self.dataset.model_dump(mode="json") | {"uri": rows.name}
@@ -86,10 +86,10 @@ class Trial(Named):
 
 @dataclass(frozen=True)
 class TextTrial(Named):
-    """One training of a torch module on texts, without a job: an experiment of benchmarks.papers.trials.experiments.
+    """A trial that trains a torch module on texts, without a job: one of benchmarks.papers.trials.experiments.
 
-    ``settings`` are the experiment's, ``data`` the folder of its files, ``files`` their names. It has no checkpoints:
-    one that was killed begins again.
+    ``settings`` are the experiment's, ``data`` the folder of its files, ``files`` their names. There are no
+    checkpoints: a killed training starts again.
     """
 
     table: str
@@ -108,7 +108,7 @@ class TextTrial(Named):
 
     @property
     def key(self) -> str:
-        """16 hex digits, of the settings, names and sizes of the files and the packages that decide figures."""
+        """16 hex digits that hash the settings, names and sizes of the files and packages that decide figures."""
         sizes = {name: _bytes_of(self.data / name) for name in self.files}
         return _hash_of([self.experiment, dict(self.settings), self.seed, sizes, deciding_packages()])
 
@@ -118,7 +118,7 @@ AnyTrial = Trial | TextTrial
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: the ``metric`` of the trials of ``column``, on a ``split``."""
+    """A column of a table: the ``metric`` of the trials with this ``column``, on a ``split``."""
 
     label: str
     column: str
@@ -130,9 +130,9 @@ class Column:
 class Table:
     """One table of a report, in the paper's layout: a row for each method.
 
-    ``published``: by (row, column label) as many figures as a cell holds. ``published_is``: what they were measured on.
-    ``comparable``: whether a difference to them means anything. ``chosen_by``: the metric of the validation split that
-    candidates and best epochs are chosen by; smaller is better where ``lower`` says so.
+    ``published``: the published figures of each cell, by (row, column label). ``published_is``: what they were measured
+    on. ``comparable``: whether differences from them mean anything. ``chosen_by``: the validation metric that chooses
+    candidates and best epochs. ``lower``: smaller is better.
     """
 
     name: str
@@ -148,16 +148,16 @@ class Table:
 
     @property
     def trials_of(self) -> str:
-        """The name that its trials give as their table: what stands before a colon."""
+        """The name that its trials have as ``table``: the part before a colon."""
         return self.name.partition(":")[0]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim that ``left`` is better than ``right`` by ``at_least`` in a column of a table.
+    """A claim that ``left`` is better than ``right`` by at least ``at_least`` in a column of a table.
 
-    Each side is (row, which of its epochs). Best and last are taken of the means over seeds. With ``when`` best of a
-    table, every epoch is its one figure.
+    Each side is (row, which epoch). Best and last are chosen on the means over seeds. In a table with ``when`` "best"
+    each cell has a single figure, which is used for any epoch.
     """
 
     text: str
@@ -173,17 +173,17 @@ class Claim:
 
 
 FindingsOf = Callable[["Recipe", Mapping[str, dict[str, Any]], Path], Findings]
-"""``findings(recipe, records by key, folder of results)``: what a report shows beyond tables of test figures."""
+"""``findings(recipe, records by key, folder of results)`` returns what a report shows besides tables of figures."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A recipe.
 
-    ``protocol``: how data is split and models are trained, and what differs from the paper, for the reader.
+    ``protocol``: text for the reader on how data is split and models are trained, and how this differs from the paper.
 
-    ``prepare`` writes the files that its data sets name and nobody has, before any trial runs or is reported; where
-    they are, it does nothing. ``findings``: what its report shows beyond tables.
+    ``prepare`` is called before trials run or are reported, and writes those files of its data sets that do not exist.
+    ``findings``: what its report shows besides tables.
     """
 
     name: str
@@ -198,14 +198,14 @@ class Recipe:
 
     @property
     def jobs(self) -> tuple[Trial, ...]:
-        """Its trials that are jobs."""
+        """The trials that are jobs."""
         return tuple(trial for trial in self.trials if isinstance(trial, Trial))
 
     def part(self, pattern: str | None) -> tuple[AnyTrial, ...]:
-        """Return the trials that a filter names.
+        """Return the trials that match a filter.
 
         Raises:
-            ValueError: there are none.
+            ValueError: no trial matches.
         """
         if pattern is None:
             return self.trials
@@ -222,7 +222,7 @@ def _hash_of(document: Any) -> str:
 
 
 def _bytes_of(rows: Path) -> Any:
-    """Return the sizes of the files, by name; None where there are none yet."""
+    """Return the sizes of the files by name, or None if there are none yet."""
     if rows.is_dir():
         return {str(path.relative_to(rows)): path.stat().st_size for path in sorted(rows.rglob("*.parquet"))}
     return rows.stat().st_size if rows.exists() else None

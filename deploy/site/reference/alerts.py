@@ -17,8 +17,8 @@ def alerts_page() -> str:
     """Return the page of all alerts with their remedies; alerts that page somebody come first."""
     rules = [rule for group in yaml.safe_load(RULES.read_text("utf-8"))["groups"] for rule in group["rules"]]
     intro = (
-        "`page`: consumers are affected or will be by the morning; `ticket` can wait for it. How the rules are loaded "
-        "and tested: [on call](../guides/on_call.md#alerts)."
+        "Severity `page`: consumers are affected or will be by the morning; `ticket` can wait. How the rules are "
+        "loaded and tested: [on call](../guides/on_call.md#alerts)."
     )
     parts = [paragraph(intro)]
     for rule in sorted(rules, key=lambda rule: rule["labels"]["severity"] != "page"):

@@ -29,8 +29,8 @@ _BOUNDS = {
     annotated_types.Le: ("at most", "le"),
     annotated_types.Lt: ("below", "lt"),
     annotated_types.MultipleOf: ("a multiple of", "multiple_of"),
-    annotated_types.MinLen: ("at least so many entries:", "min_length"),
-    annotated_types.MaxLen: ("at most so many entries:", "max_length"),
+    annotated_types.MinLen: ("at least", "min_length"),
+    annotated_types.MaxLen: ("at most", "max_length"),
 }
 
 
@@ -39,14 +39,15 @@ def dataset_page() -> str:
     return _page(
         DatasetSpec,
         "Fields of a dataset",
-        "What is left out has its default. With examples: [datasets](spec.md#dataset).",
+        "A field that is left out has its default. With examples: [datasets](spec.md#dataset).",
     )
 
 
 def job_page() -> str:
     """Return the page of a job's fields."""
     intro = (
-        "What is left out has its default. With examples: [jobs](spec.md#job). What models, optimizers and losses do: "
+        "A field that is left out has its default. With examples: [jobs](spec.md#job). About models, optimizers and "
+        "losses: "
         "[models](models.md), [row optimizers](row_optimizers.md), [losses and metrics](losses_and_metrics.md)."
     )
     return _page(JobSpec, "Fields of a job", paragraph(intro))
@@ -69,7 +70,7 @@ def _page(root: type[BaseModel], title: str, intro: str) -> str:
         names = ", ".join(f"`{name}`" for name in common)
         own = [line for name, line in lines[model].items() if name not in common and not (group and name == "kind")]
         parts += [f"## {heading}", docstring(model)]
-        parts.append(bullets([*own, f"as of [{group}]({_anchor(group)}): {names}"] if common else own))
+        parts.append(bullets([*own, f"as described in [{group}]({_anchor(group)}): {names}"] if common else own))
     return page(title, "`trainer/spec`", *parts)
 
 
@@ -79,7 +80,7 @@ def _group(heading: str) -> str:
 
 
 def _shared(kinds: list[dict[str, str]]) -> dict[str, str]:
-    """Return the most frequent line of each field that at least two kinds have in common, by field."""
+    """Map each field to its most frequent line, if at least two kinds have that line in common."""
     counts: dict[str, Counter[str]] = {}
     for lines in kinds:
         for name, line in lines.items():
@@ -149,15 +150,19 @@ def _bounds(annotation: Any, metadata: Any) -> Iterator[str]:
         if isinstance(bound, StringConstraints):
             pattern = str(getattr(bound.pattern, "pattern", bound.pattern or ""))
             if pattern:
-                yield f"matching `{pattern}`" if len(pattern) < MAX_PATTERN else "of a form that a wrong one is told"
+                yield (
+                    f"matching `{pattern}`"
+                    if len(pattern) < MAX_PATTERN
+                    else "of a form that the error message explains"
+                )
             if bound.max_length:
                 yield f"at most {bound.max_length} characters"
         elif isinstance(bound, FieldInfo):
             yield from _bounds(None, bound.metadata)
         elif type(bound) in _BOUNDS:
             word, attribute = _BOUNDS[type(bound)]
-            text = f"{word} {getattr(bound, attribute)}"
-            yield text.replace("so many entries: ", "") + " characters" if annotation is str else text
+            unit = "" if not attribute.endswith("_length") else " characters" if annotation is str else " entries"
+            yield f"{word} {getattr(bound, attribute)}{unit}"
 
 
 def _default(field: FieldInfo) -> str:

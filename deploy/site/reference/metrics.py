@@ -22,9 +22,8 @@ _SUFFIX = {"counter": "_total"}
 def metrics_page() -> str:
     """Return the page of all series with their labels."""
     intro = (
-        "`/metrics` answers without a key on loopback, else to a key of the default tenant with the scope "
-        "`jobs:read`. A histogram has the series `_bucket`, `_sum` and `_count`. What pages somebody: [on "
-        "call](../guides/on_call.md)."
+        "`/metrics` needs no key on loopback, elsewhere a key of the default tenant with the scope `jobs:read`. A "
+        "histogram has the series `_bucket`, `_sum` and `_count`. Alerts: [on call](../guides/on_call.md)."
     )
     lines = []
     counts = Metrics()

@@ -22,4 +22,4 @@ PAGES: dict[str, Callable[[], str]] = {
     "alerts": alerts_page,
     "python": python_page,
 }
-"""Pages by name. In the repository each is a section of docs/reference/README.md of the same name."""
+"""Pages by name. In the repository, a section of docs/reference/README.md with the same name stands for each."""

@@ -32,7 +32,7 @@ _OF_TORCH = {"extra_repr"}
 def python_page() -> str:
     """Return the page of the modules that code outside this repository imports."""
     intro = (
-        "What code outside of this repository imports. Parts for your own torch modules, with examples: "
+        "Names for code outside this repository to import. Parts for your own torch modules, with examples: "
         "[library](../guides/library.md)."
     )
     parts = [intro]

@@ -27,11 +27,13 @@ def rest_page() -> str:
         app = create_app(Settings(home=Path(home)))
         document = app.openapi()
     intro = (
-        "A key goes with each request as `Authorization: Bearer KEY`. Errors are `application/problem+json` (RFC "
+        "Each request sends a key as `Authorization: Bearer KEY`. Errors are `application/problem+json` (RFC "
         "9457): `type`, `title`, `status`, `detail` and `errors`, a list of `field`, `message`, `remedy`. Any route "
         "may answer 401 (no key), 403 (a key without the scope), 413 (too large), 421 (another host name), 422 (bad "
-        "input), 429 (too many requests) or 503 (something behind it is away). Lists are `items` and `next_cursor`, "
-        "which goes back as `cursor`. With the header `Evenkeel-Tenant` an operator acts for a tenant. The service "
+        "input), 429 (too many requests) or 503 (the database or another backend does not answer). Lists are `items` "
+        "and `next_cursor`, "
+        "which requests the next page if sent as `cursor`. With the header `Evenkeel-Tenant` an operator acts for a "
+        "tenant. The service "
         "describes itself at `/openapi.json`, with schemas and examples."
     )
     found = sorted(_routes(app), key=lambda one: (one.tags[0], one.path_format, sorted(one.methods or ())))
@@ -82,7 +84,7 @@ def _route(method: str, route: APIRoute, document: Json) -> list[str]:
 
 
 def _scopes(dependant: Any) -> list[str]:
-    """Return the scopes that a route's dependencies ask for."""
+    """Return the scopes that a route's dependencies require."""
     scopes = []
     for below in dependant.dependencies:
         found = inspect.getclosurevars(below.call).nonlocals.get("scope") if inspect.isfunction(below.call) else None

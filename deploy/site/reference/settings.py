@@ -13,8 +13,9 @@ from service.core.settings import RetentionDays, Settings
 def settings_page() -> str:
     """Return the page of all variables with their defaults."""
     intro = (
-        "Environment variables of `evenkeel serve` and the other commands. An unset or empty one has its default; one "
-        "that cannot be is refused when a command starts. Those of OpenTelemetry and OpenLineage are their own: "
+        "Environment variables of `evenkeel serve` and the other commands. An unset or empty variable has its "
+        "default; an invalid value is refused when a command starts. OpenTelemetry and OpenLineage have variables of "
+        "their own: "
         "[operations](../guides/operations.md#opentelemetry)."
     )
     parts = [paragraph(intro)]

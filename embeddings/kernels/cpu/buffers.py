@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-# Buffers that are kept while nothing uses them: those of a few lookups before one backward.
+# Most unused buffers that are kept: enough for a few lookups before one backward.
 MAX_BUFFERS = 4
 _LINE = 64
 
@@ -40,7 +40,7 @@ class BufferPool:
             for i, buffer in enumerate(self._free):
                 if len(buffer) >= num_bytes:
                     return self._free.pop(i)
-            # Sequences differ in length: a quarter more than the longest so far is soon enough for all.
+            # Sequences differ in length: with a quarter to spare, a buffer soon fits every batch.
             grown = math.ceil(1.25 * num_bytes) if self._free else num_bytes
             self._free.clear()
         return np.empty(grown, dtype=np.uint8)

@@ -23,10 +23,11 @@ LEVEL_VARIABLE = "EVENKEEL_CPU_LEVEL"
 FLAGS = (
     "-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden", "-fopenmp-simd",
     "-Wall", "-Werror=switch",
-    # Vector instructions for roots and loops, and the same bits from each of them: nothing is fused or reordered.
+    # Allow vector instructions for roots and loops, but no fused or reordered operations, so that every level
+    # gives the same bits.
     "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
 )  # fmt: skip
-# For each machine its levels, the best last, with what /proc/cpuinfo lists where the processor has it.
+# Instruction levels of each architecture, best last, with the flags that /proc/cpuinfo lists if a processor has them.
 LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "x86-64-v2": (),
@@ -35,7 +36,7 @@ LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "aarch64": {"armv8-a": ()},
 }
-# Lines that will be written are fetched as such; older processors take the instruction for none.
+# Prefetch cache lines for writing; older processors ignore the instruction.
 MACHINE_FLAGS = {"x86_64": ("-mprfchw",), "aarch64": ()}
 
 
@@ -132,7 +133,7 @@ def _march(compiler: list[str], level: str) -> str:
 
 
 def _compile(compiler: list[str], level: str, path: Path) -> None:
-    # To a name of its own: another process may be at the same.
+    # A temporary name for each process, because another may be compiling the same library.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
     command = [

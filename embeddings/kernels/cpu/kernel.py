@@ -21,9 +21,9 @@ from embeddings.sse.config import SSEConfig
 from embeddings.sse.swap import SwapDraws, swap_draws
 from embeddings.tables.philox import table_key
 
-# Steps whose powers of beta are looked up; two powers take as long as the rest of a row of 16.
+# Number of steps with tabulated powers of beta: two powers take as long as the rest of the update of a row of 16.
 TABLED_POWERS = 4096
-# Bytes of rows for which one thread takes about 0.1 ms: on a busy machine each thread more is one more to wait for.
+# Bytes of rows that a thread processes in about 0.1 ms; smaller calls use one thread, as a busy machine delays others.
 BYTES_PER_THREAD = 1 << 18
 
 
@@ -32,7 +32,7 @@ class CpuKernel:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._rule = native.rule_number(layout.optimizer.rule)  # what was not built is said now, not in the first step
+        self._rule = native.rule_number(layout.optimizer.rule)  # raises now, not in the first step
         self._real = np.dtype(str(layout.compute_dtype).removeprefix("torch."))
         powers = np.arange(TABLED_POWERS)[:, None]
         self._beta_powers = (np.array(layout.optimizer.betas or (0.0, 0.0)) ** powers).astype(self._real)
@@ -92,7 +92,7 @@ class CpuKernel:
 
     def read(self, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
         dim = self.layout.tables[t].dim
-        # A reader may keep it, so it comes from no pool.
+        # Not from the pool, because the caller may keep it.
         output = torch.empty(len(rows), dim, dtype=self.layout.compute_dtype)
         # A lookup of one feature with one id in each bag.
         tables, deferred_call = self._one_table(t), self._deferred(deferred)
@@ -121,7 +121,7 @@ class CpuKernel:
 
     def _update_call(self, records: Sequence[Record], deferred: DeferredUpdateCoefficients | None) -> _Described:
         layout, num_features = self.layout, len(self.layout.descriptors)
-        # Gradients of several backwards lie one after the other.
+        # Concatenate the gradients of several backward passes.
         grads = [record.grad for record in records]
         grad = grads[0]
         if len(grads) > 1:
@@ -159,7 +159,7 @@ class CpuKernel:
     def _eps(self, optimizer: RowOptimizer) -> float:
         """Return the optimizer's eps, or the smallest eps that reading rows uses if that is larger.
 
-        With a smaller one a product of two roots might underflow to 0.
+        With a smaller eps a product of two roots might underflow to 0.
         """
         power = 2 if getattr(optimizer, "eps_inside_root", False) else 1
         return max(float(getattr(optimizer, "eps", 0.0)), SMALLEST_FLOOR[self._real.name] ** power)
@@ -179,7 +179,7 @@ class CpuKernel:
         return self._draws[configs]
 
     def _tables(self, features: Any, firsts: Any, total_dim: int, pooled: bool) -> Any:
-        """Return a C structure of the tables, new at each call, since pointers would be wrong after a copy of them."""
+        """Return a new C structure of the tables; a cached one would hold wrong pointers once the tables are copied."""
         layout = self.layout
         return native.Tables(
             weights=layout.weights.data_ptr(), vectors=layout.vectors.data_ptr(),

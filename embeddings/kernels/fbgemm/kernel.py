@@ -48,7 +48,7 @@ class Group:
     def __init__(self, layout: Layout, descriptors: Sequence[FeatureDescriptor]) -> None:
         self.descriptors = tuple(descriptors)
         tables = [descriptor.table for descriptor in descriptors]
-        # A table without rows would be taken for a part of the next one, which starts at the same number.
+        # Give an empty table one row: FBGEMM would merge it with the next table if both started at the same number.
         starts = [0]
         for table in layout.tables:
             starts.append(starts[-1] + max(1, table.row_count))

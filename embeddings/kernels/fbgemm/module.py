@@ -1,7 +1,7 @@
 """FBGEMM's own module as a backend, for GPUs: its CUDA kernels, and its cache of tables larger than GPU memory.
 
-This code has never run on a GPU. Tests run it with tables in host memory, behind a cache that holds rows back as the
-GPU's cache does, and on a device that stands in for a GPU (docs/adr/0009).
+This code has never run on a GPU. Tests run it with tables in host memory, behind a simulated write-back cache, and on a
+simulated device (docs/adr/0009).
 
 Tables are in GPU memory if they fit, else in unified memory with a cache of rows on the GPU (MANAGED_CACHING). The
 module applies its optimizer in ``backward``, so all records go through forward and backward only at the step, as one
@@ -34,7 +34,7 @@ _OPTIMIZERS = {
 class FbgemmModuleKernel(FbgemmKernel):
     """FBGEMM's module as a :class:`embeddings.kernels.layout.Kernel`.
 
-    It takes over the rows and state of ``layout``, whose storage is then the module's.
+    It copies the rows and state of ``layout`` into the module, whose storage then replaces the layout's.
 
     Raises:
         ValueError: as for :class:`FbgemmKernel`, or a dim is not a multiple of 4.
@@ -95,12 +95,12 @@ class FbgemmModuleKernel(FbgemmKernel):
         num_bags = bags.lengths.shape[1]
         if not bags.indices.numel():
             return torch.zeros(num_bags, group.total_dim, device=bags.indices.device)
-        # The cache numbers the rows of all tables in the type of the ids.
+        # The cache numbers rows over all tables in the type of the ids, which int32 might not hold.
         bags = bags._replace(indices=bags.indices.long())
         if self.layout.pooled:
             pooled: torch.Tensor = self._module(bags.indices, bags.offsets, bags.pooling_weights)
             return pooled
-        # Of sequences one table at a time: the bags of the others are empty.
+        # Without pooling, look up one table at a time: the bags of the other tables are empty.
         t, dim = group.descriptors[0].table, group.total_dim
         lengths = bags.lengths.new_zeros(len(self._groups), num_bags)
         lengths[t] = bags.lengths[0]
@@ -113,7 +113,7 @@ class FbgemmModuleKernel(FbgemmKernel):
             self._look_up(group, bags).backward(grad)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FbgemmModuleKernel:
-        # The twin's layout is a plain copy; its own module takes that over.
+        # Copy the layout as plain tensors, which the copy's own module then takes over.
         layout = memo.get(id(self.layout)) or self.layout.__deepcopy__(memo)
         twin = type(self)(layout, self._device)
         memo[id(self)] = twin
@@ -129,9 +129,9 @@ def module_of(
         for t in range(len(layout.tables))
     ]
     return SplitTableBatchedEmbeddingBagsCodegen(
-        # A table without rows would be taken for a part of the next one, which starts at the same number.
+        # Give an empty table one row: FBGEMM would merge it with the next table if both started at the same number.
         [(max(1, table.row_count), table.dim, location, compute) for table in layout.tables],
-        # A row for each id needs no features: a table's ids are one list of bags.
+        # Without pooling every id is a bag, so all features of a table can be looked up as one.
         feature_table_map=[t for tables in by_table for t in (tables if layout.pooled else tables[:1])],
         optimizer=_OPTIMIZERS[type(layout.optimizer)],
         eps=getattr(layout.optimizer, "eps", 0.0),

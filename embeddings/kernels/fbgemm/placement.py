@@ -1,7 +1,7 @@
 """Placement of FBGEMM's tables: in a GPU's memory, or in the host's with a cache of rows on the GPU. Torch-free.
 
-This is the arithmetic alone. The kernel places tables by it (embeddings.kernels.fbgemm.module), and a job that does not
-fit is refused by it (trainer.sizing.memory). Rows and state are float32.
+This module only computes sizes. embeddings.kernels.fbgemm.module places tables by them, and trainer.sizing.memory
+refuses jobs that do not fit. Rows and state are float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CACHED_SHARE = 0.2
 # number and the time of its last use, both int64.
 _ROWS_OF_A_SET = 32
 _CACHED_ROW_BYTES = 16
-# On the GPU for every row of a cached table: FBGEMM's map from rows to tables, and our step of the last touch.
+# Bytes on the GPU for every row of a cached table: FBGEMM's map from rows to tables, and our step of the last touch.
 _ROW_BYTES = 8
 _STEP_BYTES = _FLOAT_BYTES = 4
 

@@ -41,8 +41,8 @@ def deferred_decay(
 def movement(m, v, near, num_pairs, idle_steps, moving, INSIDE: tl.constexpr):
     """Sum drift m / root over the nodes: the amount to subtract from rows [n, BLOCK] with these moments.
 
-    ``near`` has them in pairs, of a row that was not touched for J steps from 4 J num_pairs on; the number of pairs is
-    no constant, as it changes in a run's first steps.
+    ``near`` has the nodes in pairs. Those of rows not touched for J steps start at 4 J num_pairs. The number of pairs
+    is no compile-time constant, because it changes in a run's first steps.
     """
     taken = tl.zeros_like(m)
     for pair in range(num_pairs):
@@ -65,7 +65,7 @@ def root(square, eps, INSIDE: tl.constexpr):
 
 
 class DeferredTables(NamedTuple):
-    """Arguments of :func:`deferred_decay` and :func:`movement`; ``lookahead`` is as ``near``, of the next update."""
+    """Arguments of :func:`deferred_decay` and :func:`movement`; ``lookahead`` is ``near`` for the next update."""
 
     near: torch.Tensor
     num_near: int
@@ -83,7 +83,7 @@ class DeferredSource:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
-        # Of its own: what it returns is to last for a step, however often settings are copied in it.
+        # A Staging of its own, whose tensors stay valid for a step however often other settings are copied.
         self._staging = Staging(device)
         self._nothing = torch.zeros(2, dtype=dtype, device=device)
         self._no_logs = torch.zeros(2, dtype=torch.float64, device=device)
@@ -117,5 +117,5 @@ class DeferredSource:
 def _kept(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return ``values`` on the device, in newly allocated memory, because they seldom change."""
     tensor = torch.from_numpy(values).to(dtype)
-    # From pinned memory the copy waits for nothing, and the allocator keeps the memory until it is done.
+    # A copy from pinned memory does not block, and the allocator keeps the memory until the copy is done.
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

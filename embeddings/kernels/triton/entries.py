@@ -7,7 +7,7 @@ import triton.language as tl
 
 # Words of a feature's description: number, output column, whether it is a mean, rows, padding row, first key, table.
 ENTRY_WORDS = tl.constexpr(7)
-# A grad_offset is the number of an element in the gradients, with the table's number above these bits.
+# A grad_offset has the index of an element in the gradients in its low OFFSET_BITS, and the table's number above.
 OFFSET_BITS = tl.constexpr(40)
 
 VARYING = ["num_keys", "batch_size", "first_entry", "first_offset"]

@@ -31,7 +31,7 @@ class Faults:
         self.layout = layout
         self.flag = torch.zeros(1, dtype=torch.int32, pin_memory=layout.device.type != "cpu")
         self._pending: list[Lookup] = []
-        # Making one takes longer than recording it.
+        # Events are reused, because creating one takes longer than recording it.
         self._events: list[torch.cuda.Event] = []
         self._known: str | None = None
 
@@ -62,7 +62,7 @@ class Faults:
 
     def _clear(self) -> None:
         for lookup in self._pending:
-            # None of them is to raise the flag afterwards.
+            # Wait, so that no earlier lookup sets the flag after it is cleared.
             lookup.done.synchronize()
         self._pending.clear()
         self.flag.zero_()
@@ -74,7 +74,7 @@ class Faults:
         if not int(self.flag):
             return
         try:
-            # Where it finds nothing, a later lookup has raised the flag.
+            # If this lookup has no fault, a later one has set the flag.
             self._report(lookup.indices, lookup.offsets)
         except ValueError as error:
             self._known = str(error)

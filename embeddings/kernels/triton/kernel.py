@@ -29,11 +29,11 @@ from embeddings.sse.swap import swap_draws
 from embeddings.tables.philox import table_key
 
 MAX_POSITIONS = 16
-# Entries after which a run is split: see embeddings.kernels.triton.update.
+# Most entries of a run; longer ones are split: see embeddings.kernels.triton.update.
 SPLIT = 16
 # Partial sums of a run that the final reduction adds at a time.
 DEPTH = 16
-# Of a beta of 0: 2 to this is 0 in every type, and, unlike infinity, it can be multiplied and subtracted.
+# log2 of a beta of 0: 2 to this is 0 in every type, and, unlike infinity, it can be multiplied and subtracted.
 LOG2_ZERO = -1e5
 
 
@@ -79,7 +79,7 @@ class Tiling(NamedTuple):
 
 
 TILING = Tiling(elements=1024, moving=512, rows=64, samples=256, walkers=32, entries=64, window=8, warps=4)
-# The interpreter takes a tenth of a millisecond for an operation whatever its size.
+# Large tiles, because the interpreter takes a tenth of a millisecond for an operation of any size.
 INTERPRETED_TILING = Tiling(
     elements=1 << 17, moving=1 << 17, rows=2048, samples=1 << 10, walkers=1 << 12, entries=2048, window=1 << 12, warps=4
 )
@@ -115,7 +115,7 @@ class TritonKernel:
         self.tiling = INTERPRETED_TILING if self.interpreted else TILING
         self.split = SPLIT
         dims = sorted({table.dim for table in layout.tables})
-        # Keys number the rows of all tables, those of one dim side by side.
+        # Keys number the rows of all tables; tables of one dim have consecutive keys.
         order = [t for dim in dims for t, table in enumerate(layout.tables) if table.dim == dim]
         ends = np.cumsum([layout.tables[t].row_count for t in order])
         self._first_keys = {t: int(end) - layout.tables[t].row_count for t, end in zip(order, ends, strict=True)}
@@ -132,7 +132,7 @@ class TritonKernel:
         self._deferred = DeferredSource(layout.compute_dtype, layout.device)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TritonKernel:
-        # Events and pinned memory can't be copied, and what waits to be checked concerns the original.
+        # Events and pinned memory can't be copied, and lookups not yet checked belong to the original.
         twin = TritonKernel(copy.deepcopy(self.layout, memo))
         twin.tiling, twin.split = self.tiling, self.split
         return twin
@@ -278,7 +278,7 @@ class TritonKernel:
         shared = any(descriptor.mean for descriptor in layout.descriptors) or any(
             record.weights is not None for record in records
         )
-        # Half as many passes for the sort where row numbers fit.
+        # A sort of int32 keys takes half as many passes.
         key_type = torch.int32 if self._num_keys < 2**31 else torch.int64
         keys = torch.empty(num_entries, dtype=key_type, device=layout.device)
         grad_offsets = torch.empty(num_entries, dtype=torch.int64, device=layout.device)
@@ -317,7 +317,7 @@ class TritonKernel:
         sources = (entries.keys, entries.order, entries.grad_offsets)
         quads = all(table.column_start % 4 == 0 for table in layout.tables)
         blocks = _blocks(num_entries, self.split)
-        # Memory is taken before the first row is changed.
+        # Allocate before the first row is changed, so that a failure changes nothing.
         pieces = torch.empty(num_entries, dtype=torch.int32, device=layout.device)
         sums = [
             torch.empty(2 * blocks * group.dim, dtype=layout.compute_dtype, device=layout.device)
@@ -396,7 +396,7 @@ class TritonKernel:
         is_current = device.type == "cpu" or torch.cuda.current_device() == device.index
         return contextlib.nullcontext() if is_current else torch.cuda.device(device)
 
-    # --- what kernels are given --------------------------------------------------------------------------------------
+    # --- kernel arguments --------------------------------------------------------------------------------------------
 
     def _group(self, dim: int) -> Group:
         layout = self.layout

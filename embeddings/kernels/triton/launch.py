@@ -11,7 +11,7 @@ _MAX_INT32 = 2**31 - 1
 
 
 class Launcher:
-    """Launches Triton kernels; compiled kernels without Triton's check of each argument, which takes 0.1 ms.
+    """Launches Triton kernels; for compiled kernels it skips Triton's check of each argument, which takes 0.1 ms.
 
     Compiled kernels are cached by kernel, constants, and kinds of the arguments that may differ between calls. The kind
     is the argument's type and the properties on which Triton specializes.

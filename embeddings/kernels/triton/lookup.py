@@ -1,8 +1,8 @@
 """Lookup in Triton: gather, apply deferred updates and pool in one kernel.
 
-A program takes TILE bags of one feature and walks their positions in step, gathering TILE rows at a time; a row is read
-in accesses of 16 bytes. Ids are swapped before, where a thread has an id of its own: here every id is known to a whole
-warp, and a draw is some hundred instructions.
+A program takes TILE bags of one feature and walks their positions in step, gathering TILE rows at a time. A row is read
+in accesses of 16 bytes. SSE swaps ids in a separate kernel with one thread for each id: here a whole warp would repeat
+the some hundred instructions of each draw.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from embeddings.kernels.triton.deferred_update import deferred_decay, movement
 DESCRIPTOR_WORDS = tl.constexpr(8)
 
 
-# These change from batch to batch: without this a version for each kind of value would be compiled in mid-training.
+# Arguments that change from batch to batch. Triton must not specialize on them: it would compile during training.
 VARYING = [
     "num_ids", "num_bags", "batch_size", "completed", "num_near", "num_pairs", "num_decay",
     "num_logs",
@@ -68,7 +68,7 @@ def lookup(
     following = tl.load(indices + first, mask=length > 0, other=0).to(tl.int64)
     for position in range(longest):
         ids, live = following, position < length
-        # The next ids are on their way while this position's rows are read.
+        # Load the next ids while this position's rows are read.
         following = tl.load(indices + first + position + 1, mask=position + 1 < length, other=0).to(tl.int64)
         inside = (ids >= 0) & (ids < num_rows)
         if not IGNORE:
@@ -88,7 +88,7 @@ def lookup(
             )
             theta = theta * p[:, None]
             if MOMENTUM:
-                # Rows idle for long are most rows and rest: of them m and v are not read.
+                # Most rows were touched so long ago that momentum no longer moves them: do not read their m and v.
                 hot = keep & recent
                 moving = reading & hot[:, None]
                 vector = vectors + vector_base + ids[:, None] * (VECTORS * DIM) + d

@@ -36,8 +36,8 @@ def one_word(c0, c1, c2, stream, key0, key1, lane):
 def below(n, c0, c1, c2, stream, key0, key1, lane):
     """Return uniform integers in [0, n), int64: embeddings.tables.philox.uniform_below of the words of ``stream``.
 
-    ``n`` is an int64 tensor of numbers from 1 to 2^32. Up to 2^22 one word is enough; above, the high part of the
-    product of n and the word with that of stream + 2^31 behind it.
+    ``n`` is an int64 tensor of numbers from 1 to 2^32. Up to 2^22 one word is enough. Above, the word of stream + 2^31
+    is appended as the low half, and the result is the high part of the product with n.
     """
     bound = n.to(tl.uint64)
     product = one_word(c0, c1, c2, stream, key0, key1, lane).to(tl.uint64) * bound

@@ -41,7 +41,7 @@ def draws(row, column_start, step, key0, key1, TILE: tl.constexpr, BLOCK: tl.con
     """Return a uint32 word for each element, [TILE, BLOCK].
 
     Counter (step, row, row >> 32 << 16 | column >> 2, stream), lane column & 3, of rows and columns of the whole table.
-    QUADS: every column_start is a multiple of 4, so that one draw serves four elements, and these are of one thread.
+    QUADS: every column_start is a multiple of 4, so that one draw serves four elements of one thread.
     """
     low, high = row.to(tl.uint32)[:, None], ((row >> 32) << 16).to(tl.uint32)[:, None]
     if QUADS and BLOCK >= 4:
@@ -66,7 +66,7 @@ def _to_half(x, word):
     exponent = ((bits >> 23) & 0xFF).to(tl.int32)
     finite = exponent < 255
     size = tl.where(finite, tl.abs(x), 0.0)
-    # The distance of halves at x: 2^(e - 10), and 2^-24 where they are subnormal. Dividing by it is exact.
+    # The spacing of float16 values at x: 2^(e - 10), or 2^-24 for subnormal ones. Dividing by it is exact.
     unit = ((tl.maximum(tl.where(finite, exponent, 0), 113) - 10) << 23).to(tl.float32, bitcast=True)
     below = tl.floor(size / unit)
     up = ((size / unit - below) * 4294967296.0).to(tl.int64) > word.to(tl.int64)

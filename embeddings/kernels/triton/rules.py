@@ -1,4 +1,4 @@
-"""Row optimizers in Triton: what :class:`embeddings.kernels.reference.ReferenceKernel` does to a touched row."""
+"""Row optimizers in Triton: updates of touched rows, as in :class:`embeddings.kernels.reference.ReferenceKernel`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rule_number(name: str) -> Any:
 
 # Words of a table's description: first key, bases, first row and column in the whole table, key of its draws.
 TABLE_WORDS = tl.constexpr(8)
-# Settings, float64: what an optimizer is at one step, in this order.
+# Settings of the optimizer at one step, float64, in this order.
 SETTINGS = (
     "scale", "clip", "rate", "eps", "decay_factor", "alpha",
     "gain1", "gain2", "unbias1", "unbias2", "log2_beta1", "log2_beta2", "dense_moments", "moments_decay",
@@ -42,7 +42,7 @@ _LOG2_BETA1, _LOG2_BETA2, _DENSE_MOMENTS, _MOMENTS_DECAY = (tl.constexpr(i) for 
 def power(log2_beta, n):
     """Return beta^n for n of at least 1, in the type of ``n``; ``log2_beta`` is a float64 scalar.
 
-    In float32 the logarithm is taken in two parts, so that the product is exact to more bits than its exponent takes.
+    In float32 the logarithm is split into two parts, so that the exponent n log2(beta) does not lose its low bits.
     """
     if n.dtype == tl.float32:
         high = log2_beta.to(tl.float32)
@@ -59,13 +59,13 @@ def read_rows(
     weights, vectors, row_values, last_steps, table_descriptors, table, key, mask, d,
     DIM: tl.constexpr, ROWWISE: tl.constexpr, VECTORS: tl.constexpr,
 ):  # fmt: skip
-    """Return rows ``key`` [TILE] of ``table`` [TILE] where ``mask``, and where they and their state lie.
+    """Return rows ``key`` [TILE] of ``table`` [TILE] where ``mask``, and the addresses of rows and state.
 
-    Called well before :func:`apply`: the gradients are summed while the rows are on their way.
+    Call it well before :func:`apply`, so that the gradients are summed while the rows are being loaded.
 
     Returns:
-        theta, first vector or theta, second vector or theta, [TILE, BLOCK]; value and last step [TILE]; their places;
-        local rows; where the descriptions of their tables are.
+        theta, first vector or theta, second vector or theta, [TILE, BLOCK]; value and last step [TILE]; the
+        addresses of all these; local rows; the addresses of their tables' descriptions.
     """
     writing = mask[:, None] & (d < DIM)
     table_words = table_descriptors + table * TABLE_WORDS

@@ -26,8 +26,8 @@ class _Slot:
 class Staging:
     """Copies arrays to the device without waiting for running kernels.
 
-    Pinned memory is reused, because pinning takes longer than the copy. So a returned tensor is overwritten later:
-    after as many more arrays of similar size as there are slots, in stream order.
+    Pinned memory is reused, because pinning takes longer than the copy. So a returned tensor is overwritten, in stream
+    order, once as many more arrays of similar size were copied as there are slots.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """Stochastic Shared Embeddings before the lookup: the swaps of :mod:`embeddings.sse`, bit for bit.
 
-It is a launch of its own: in the lookup, whose programs take a few samples each, every one of them would walk through
-the whole block of samples that its own lie in.
+Swaps have a launch of their own. Programs of the lookup take a few samples each, and each would have to walk through
+the whole block that contains its samples.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def swap(
         counter, first_sample = step.to(tl.uint32), sample_offset.to(tl.int64) + tile_start
         first_block = first_sample >> shift
         num_walks = (((first_sample + num_samples - 1) >> shift) - first_block + 1) * longest
-        # What other threads of the program have copied is overwritten below.
+        # Wait for the program's other threads: their copies are overwritten below.
         tl.debug_barrier()
         for start in range(0, num_walks, WALKERS):
             walk = start + tl.arange(0, WALKERS)
@@ -103,8 +103,7 @@ def swap(
 def _distances(w0, w1, w2, w3, thresholds):
     """Return each word's distance to the next hit: 1 plus the number of thresholds up to the word, found by bisection.
 
-    ``thresholds`` points to embeddings.sse.swap.distance_thresholds. All four are searched in step, so that none waits
-    for another's.
+    ``thresholds`` points to embeddings.sse.swap.distance_thresholds. All four searches advance together.
     """
     w0, w1, w2, w3 = w0.to(tl.int64), w1.to(tl.int64), w2.to(tl.int64), w3.to(tl.int64)
     d0, d1, d2, d3 = w0 * 0, w1 * 0, w2 * 0, w3 * 0

@@ -1,15 +1,15 @@
 """Update in Triton: sums the gradients of each touched row and applies the row optimizer, in one pass over sorted ids.
 
-Entries arrive sorted by row. The entries of one row are a run. Runs are split so that no program works for long on
-one: before each multiple i of SPLIT whose entry, like that SPLIT entries before it, belongs to the run. So a run of up
-to SPLIT entries is never split, a piece has less than 2 SPLIT entries, and all but the first and last have SPLIT.
+Entries arrive sorted by row. The entries of one row are a run. Long runs are split into pieces, so that no program
+works for long on one run: a piece starts at each entry i that is a multiple of SPLIT if entry i - SPLIT belongs to the
+run too. So a run of up to SPLIT entries is never split, a piece has less than 2 SPLIT entries, and all but the first
+and last have SPLIT.
 
-:func:`update` has one program for TILE entries. It lists the pieces that start there, so that ROWS of them at a time
-keep all its threads at work however many entries they have; sums each, walking them in step while their rows are on
-their way; and updates the rows whose run is one piece. The sums of other pieces go to ``partials``. :func:`finish` sums
-those in their order and updates their rows. Which sums are made in which order depends on the sorted ids alone: no
-atomics, so results are bitwise the same in every run, and no count goes back to the host, so nothing waits for the
-device.
+:func:`update` has one program for TILE entries. It lists the pieces that start there, and sums ROWS of them at a time
+while their rows are being loaded; this keeps all threads busy however long the pieces are. It updates the rows whose
+run is one piece, and writes the sums of other pieces to ``partials``. :func:`finish` adds those in order and updates
+their rows. The order of all sums depends on the sorted ids alone, and there are no atomics, so results are bitwise the
+same in every run. No count goes back to the host, so nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from embeddings.kernels.triton.entries import OFFSET_BITS
 from embeddings.kernels.triton.rules import NORM, apply, read_rows, squared_norm
 
 _OFFSET_MASK = tl.constexpr((1 << OFFSET_BITS.value) - 1)
-# SPLIT is below 2 to this.
+# SPLIT is below 2^_LEVELS.
 _LEVELS = tl.constexpr(7)
-# Gradients of a run that are on their way at the same time, beside the first.
+# Gradients of a run that are loaded ahead of their use.
 _AHEAD = tl.constexpr(3)
 
 # These change from batch to batch: see lookup.
@@ -44,9 +44,9 @@ def update(
 
     Triton takes flat arguments: no struct crosses a launch.
 
-    Grid: tiles of entries. ``keys`` are sorted row numbers over all tables, ``order`` says which entry each was.
-    ``partials`` is [2 ceil(num_entries / SPLIT), DIM]. A piece that starts with a split at entry i has place 2 i /
-    SPLIT, the first piece of a split run place 2 floor(i / SPLIT) + 1: a block of SPLIT entries has at most one of
+    Grid: tiles of entries. ``keys`` are sorted row numbers over all tables, ``order`` has the unsorted index of each.
+    ``partials`` is [2 ceil(num_entries / SPLIT), DIM]. A piece that starts with a split at entry i has index 2 i /
+    SPLIT, the first piece of a split run index 2 floor(i / SPLIT) + 1: a block of SPLIT entries has at most one of
     each, as a split run is longer than SPLIT. ``pieces``, int32 [num_entries], is memory for each program to list its
     pieces in. ``norms`` is float64 [programs], for RULE NORM: the sum of squares of the rows that the program would
     have updated.
@@ -62,7 +62,7 @@ def update(
         far_back = tl.load(keys + tile_start - SPLIT, mask=tile_start >= SPLIT, other=-1)
         far_on = tl.load(keys + tile_start + TILE - 1, mask=tile_start + TILE <= num_entries, other=-2)
         if far_back == far_on:
-            # In the midst of a run: the rows of all entries of a piece are read at once.
+            # The whole tile lies within one run, so all gradients of a piece are loaded at once.
             for block in range(TILE // SPLIT):
                 inner = tile_start + block * SPLIT + tl.arange(0, SPLIT)
                 each = _gradient(
@@ -78,7 +78,7 @@ def update(
             head = split | (mine & (before != key))
             length = head.to(tl.int32)
             if tl.max((head & (following == key)).to(tl.int32)) > 0:
-                # Where the piece is split off at the latest; keys are sorted, so equal ones are found by bisection.
+                # The latest end of the piece; keys are sorted, so bisection finds the last equal one.
                 stop = tl.minimum((at + 2 * SPLIT - 1) // SPLIT * SPLIT, num_entries)
                 for level in tl.static_range(_LEVELS):
                     if (SPLIT >> level) > 0:
@@ -91,7 +91,7 @@ def update(
             count = tl.sum(head.to(tl.int32))
             word = i | (length << 16) | (split.to(tl.int32) << 24) | (whole.to(tl.int32) << 25)
             tl.store(pieces + tile_start + tl.cumsum(head.to(tl.int32), 0) - 1, word, mask=head)
-            # What other threads of the program have written is read below.
+            # Wait for the program's other threads: what they wrote is read below.
             tl.debug_barrier()
             norm = tl.zeros([], dtype=tl.float64)
             for start in range(0, count, ROWS):
@@ -143,7 +143,7 @@ def finish(
 
     Triton takes flat arguments: no struct crosses a launch.
 
-    A run is served where its first split is. The sums of its pieces are added DEPTH at a time.
+    The program with a run's first split updates its row. The sums of the pieces are added DEPTH at a time.
     """
     compute = partials.dtype.element_ty
     d = tl.arange(0, BLOCK)[None, :]

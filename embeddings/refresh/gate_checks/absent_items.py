@@ -9,8 +9,8 @@ from embeddings.refresh.gate_checks.comparison import Comparison, ratio, share
 from embeddings.vectors.item_vectors import MISSING, Array, ItemVectors
 
 RECENT_PUBLICATIONS = 7
-"""Number of publications; an item counts in ``carried`` if one of the last ones has found it."""
-_GONE = "check that the data is whole and the ids are the same ones"
+"""Number of latest publications; an item counts in ``carried`` if one of them found it."""
+_GONE = "check that the data is complete and the ids are the same as before"
 
 
 class Missing(GateCheck):
@@ -46,10 +46,10 @@ class Carried(GateCheck):
     truncated data, and a rise above the usual value reveals changed ids.
 
     A candidate that was trained on a share s < 1 of the days (``window_share``) cannot have the items of the other
-    days. So each new item counts ``Shorter.stands_for`` times; its count is taken halfway to that of a mean item that
-    has gone. A candidate without a day of its own is expected to have s of the items. ``newly_carried`` is then
-    relative to the number of items in a random share s of the previous rows. That is nearly all items where items stay,
-    and too many where they live for a day. In ``carried`` an item that an earlier version of more days has found counts
+    days. So each new item counts ``Shorter.stands_for`` times, and its number of rows is averaged with that of a mean
+    item that is gone. A candidate without a new day is expected to have s of the items. ``newly_carried`` is then
+    relative to the number of items in a random share s of the previous rows. That is nearly all items if items stay,
+    and too many if they live for a day. In ``carried`` an item that an earlier version of more days has found counts
     as s items.
     """
 
@@ -58,17 +58,17 @@ class Carried(GateCheck):
         Limit(
             "unreplaced",
             0.5,
-            f"items that were there are gone, and no others in their place: {_GONE}",
+            f"items are gone, and no new ones replace them: {_GONE}",
             at_most=True,
             spread=0.05,
         ),
         Limit(
-            "unreplaced_traffic", None, f"popular items are gone, and no others in their place: {_GONE}", at_most=True
+            "unreplaced_traffic", None, f"popular items are gone, and no new ones replace them: {_GONE}", at_most=True
         ),
         Limit(
             "carried", None, "most of what would be served is old: check that the window has the items", at_most=True
         ),
-        Limit("newly_carried", None, f"items that were there are gone: {_GONE}", at_most=True),
+        Limit("newly_carried", None, f"items of the previous version are gone: {_GONE}", at_most=True),
         Limit(
             "newly_carried_rise", None, f"many more items are gone than in the refresh before: {_GONE}", at_most=True
         ),
@@ -109,7 +109,7 @@ class Carried(GateCheck):
         arrived[comparison.shared[1]] = False
         replaced, counts = 0.0, candidate.counts
         if counts is not None and comparison.shorter.share < 1.0:
-            # New items have few rows as yet: take the mean of their rows and those of as many items that have gone.
+            # New items have few rows as yet: average them with the rows of as many items that are gone.
             rows_of_new = (counts[arrived].sum() + num_new * previous.counts[lost].sum() / max(lost.sum(), 1)) / 2
             replaced = (stands_for or 0.0) * ratio(rows_of_new, had)
         elif counts is not None:
@@ -147,7 +147,7 @@ def _weights(comparison: Comparison) -> Array:
 
 
 def _is_recent(previous: ItemVectors) -> Array:
-    """Flag the previous version's items that it or one of those before it found, bool [its rows]."""
+    """Flag the previous version's items that a recent publication found, bool [its rows]."""
     if previous.carried_for is None:
         return np.ones(len(previous), dtype=np.bool_)
     recent: Array = previous.carried_for < RECENT_PUBLICATIONS

@@ -27,8 +27,8 @@ class AnchorDrift(GateCheck):
             DRIFT,
             0.5,
             "the vectors have drifted far from the first version of their anchor generation: retrain the consumers "
-            "that were fitted on it, then promote this version with a reason and override_gate: drift is counted from "
-            "it on",
+            "that were fitted on it, then promote this version with a reason and override_gate: drift is then "
+            "counted from it",
         ),
     )
 

@@ -21,7 +21,7 @@ MOVED = (
 
 
 def base_of(metric: str) -> str:
-    """Return ``canary_drop[genre]`` without its probe."""
+    """Return a metric's name without the brackets: ``canary_drop`` for ``canary_drop[genre]``."""
     return metric.partition("[")[0]
 
 
@@ -36,7 +36,7 @@ class Limit:
         remedy: what to do about a failure.
         at_most: True where large values are bad.
         spread: least day-to-day standard deviation that rolling limits assume; None: the starting limit stays.
-        about: subject of a failure, where it is not that of its check.
+        about: subject of a failure; None: that of the check.
     """
 
     metric: str
@@ -51,7 +51,7 @@ class Limit:
         return self.starting
 
     def binding(self, metrics: Metrics, own: float | None) -> float | None:
-        """Return the limit that a job's ``own`` one leaves; None without both."""
+        """Return the limit that applies, given a job's ``own``; None if there is neither."""
         return self.starting_for(metrics) if own is None else float(own)
 
 

@@ -37,7 +37,7 @@ class Shorter:
         shares: length of the candidate's window in days over that of the previous version, of the one before it and so
             on; 1 where it is as long or longer, and for versions beyond the last entry.
         stands_for: number of items of the previous version that one new item replaces: 1 + (days left out) / (new days)
-            for a shorter window, if as many items come on a new day as go on any other. None without a new day.
+            for a shorter window, assuming that each day adds as many items as it removes. None without a new day.
     """
 
     shares: tuple[float, ...] = ()
@@ -69,8 +69,8 @@ class Comparison:
         anchor: the version that drift is counted from; None: no version before the previous one.
         metrics_before: metrics of the previous version from the time when it was the candidate.
         shorter: length of the candidate's window relative to those before it.
-        row_figures: figures of the rows that it was trained on, by name (``gate_checks.row_figures``).
-        models: its model beside the served one; None: they were not compared.
+        row_figures: figures of the rows that the candidate was trained on, by name (``gate_checks.row_figures``).
+        models: comparison of its model with the served one; None: they were not compared.
 
     Raises:
         ValueError: vectors of different dims.
@@ -136,8 +136,8 @@ class Comparison:
     def evident(self) -> tuple[Array, Array]:
         """Rows (of previous, of candidate) of the shared items with enough training rows in both.
 
-        The vector of an item of one click is noise: two trainings agree on it no more than on a random direction. It
-        would hide a movement of the other items, or look like one. All shared items are taken if counts are unknown or
+        The vector of an item with one click is noise: two trainings agree on it no more than on a random direction. It
+        would hide a movement of the other items, or look like one. All shared items are used if counts are unknown or
         fewer than ``MIN_EVIDENT`` items are evident.
         """
         old, new = self.shared

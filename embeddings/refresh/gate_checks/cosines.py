@@ -18,7 +18,7 @@ MAX_TRAFFIC = 0.01
 
 
 class Cosines(GateCheck):
-    """Cosines between the candidate's and the served vector of each item that both know from enough rows.
+    """Cosines between the candidate's and the served vector of each item with enough rows in both.
 
     ``cosine_mean``: their mean; ``cosine_low``: the share of items that turned. Both have limits, which allow for their
     standard errors. ``cosine_p5`` and ``cosine_mean_traffic`` (weighted by training rows) inform, and so do the figures

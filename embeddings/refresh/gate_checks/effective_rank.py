@@ -30,7 +30,7 @@ def effective_rank(vectors: Vectors, rows: Array) -> float:
 
 @dataclass(frozen=True)
 class RankLimit(Limit):
-    """max(4, d/4), or d/2 where d is below 8, whose vectors can hardly reach 4; a job's own limit replaces it."""
+    """max(4, d/4), or d/2 for d below 8, as such vectors can hardly reach 4; a job's own limit replaces it."""
 
     def starting_for(self, metrics: Metrics) -> float | None:
         dim = metrics.get("dim", float("nan"))

@@ -19,7 +19,7 @@ class FrozenProbes(GateCheck):
     ``accuracy`` is measured on the held-out items, ``drop`` is its loss since the probe was registered. ``churn`` is
     the share of evident items whose prediction differs from that on the previous version; ``churn_all`` is the same for
     all items. ``judged`` and ``items`` are the numbers of items behind accuracy and churn. Only ``drop`` has a limit
-    by default. The others inform, as do ``alignment``, ``alignment_lift`` and ``nw_accuracy``
+    by default. The others are only reported, as are ``alignment``, ``alignment_lift`` and ``nw_accuracy``
     (embeddings.refresh.kernel_alignment). Items without evidence in the candidate, and for churn in either version, do
     not count; NaN if none is left.
     """
@@ -36,7 +36,7 @@ class FrozenProbes(GateCheck):
         Limit(
             "canary_churn",
             None,
-            "a consumer that is frozen like yours changes its mind too often: look at the other metrics",
+            "a consumer that is frozen like yours changes too many predictions: look at the other metrics",
             at_most=True,
         ),
     )

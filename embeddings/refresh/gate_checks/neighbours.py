@@ -20,7 +20,7 @@ class Neighbours(GateCheck):
 
     about = "vectors"
     limits = (
-        Limit("knn_overlap", None, "neighbours are others: check that ids and rows belong together, and the data"),
+        Limit("knn_overlap", None, "neighbours have changed: check that ids and rows belong together, and the data"),
     )
 
     @staticmethod

@@ -15,7 +15,7 @@ from embeddings.refresh.gate_checks.row_figures import RowFigures
 from embeddings.refresh.gate_checks.rows import Rows
 from embeddings.refresh.model_comparison import NEWEST_ROWS
 
-# In the order in which manifests list their metrics and those that sample draw.
+# Manifests list metrics, and checks that sample draw random numbers, in this order.
 CHECKS: tuple[type[GateCheck], ...] = (
     Rows, EffectiveRank, Missing, Carried, Cosines, Neighbours, Norms, FrozenProbes, AnchorDrift,
     RowFigures, ModelQuality,
@@ -25,16 +25,16 @@ LIMITS: dict[str, Limit] = {limit.metric: limit for check in CHECKS for limit in
 REMOVED = frozenset(
     {"kernel_rms", "turn_p999", "norm_moved", "norm_outside", "cosine_p5_traffic", "cosine_low_traffic"}
 )
-"""Metrics that the gate does not measure; limits of them in stored jobs are passed over with a warning."""
+"""Metrics that the gate does not measure; limits of them in stored jobs are ignored with a warning."""
 
 
 def limit_of(metric: str) -> Limit | None:
-    """Return the limit of ``metric`` or ``metric[GROUP]``, None for one that has none."""
+    """Return the limit of ``metric`` or ``metric[GROUP]``, None if it has none."""
     return LIMITS.get(base_of(metric))
 
 
 def takes_group(metric: str) -> bool:
-    """Return True for ``metric[GROUP]`` that is measured: of a probe, or of a slice of the rows."""
+    """Return True if ``metric[GROUP]`` is measured, with a probe or a slice of the rows as GROUP."""
     base, _, group = metric.rstrip("]").partition("[")
     if base == "model_metric":
         return group == NEWEST_ROWS
@@ -45,5 +45,5 @@ _SUBJECTS: dict[str, Subject] = {limit.metric: limit.about or check.about for ch
 
 
 def subject_of(metric: str) -> Subject:
-    """Return the subject of a failure of ``metric`` or ``metric[GROUP]``; ``run`` for what no check measures."""
+    """Return the subject of a failure of ``metric`` or ``metric[GROUP]``; ``run`` if no check measures it."""
     return _SUBJECTS.get(base_of(metric), "run")

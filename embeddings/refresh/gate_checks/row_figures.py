@@ -13,7 +13,7 @@ _LOOK = "look at the rows of the window before you serve vectors of them"
 
 
 class RowFigures(GateCheck):
-    """Figures of the rows that the run was trained on, as its lineage has them.
+    """Figures of the rows that the run was trained on, from its lineage.
 
     ``log_rows`` and ``log_users``: natural logarithms of the numbers of rows and of users. ``largest_user``: share of
     the rows that the most active user has. ``pairing``: association of users with their items, .5 if the item column

@@ -65,13 +65,13 @@ def problem_of(features: KeyedJaggedTensor, readers: Mapping[str, Sequence[Table
     values = features.values()
     if not values.numel():
         return None
-    # Most input is good for every table: one look at all ids says so.
+    # Most input is valid for every table, which one pass over all ids shows.
     low, high = (int(bound) for bound in values.aminmax())
     if low >= 0 and all(high < table.num_rows for tables in readers.values() for table in tables):
         return None
     starts, num_features = features.offset_per_key(), len(features.keys())
     if len(values) % num_features == 0 and starts == list(range(0, len(values) + 1, len(values) // num_features)):
-        # As many ids of every feature: one look at each instead of one call.
+        # All features have the same number of ids, so one call gives all minima.
         lowest = values.view(num_features, -1).amin(1).tolist()
         highest = values.view(num_features, -1).amax(1).tolist()
         if all(

@@ -25,7 +25,7 @@ def all_to_all(
 
     Args:
         what: the exchange's name, the same on every rank.
-        parts: a tensor, or matrices to stand side by side, for each rank.
+        parts: for each rank a tensor, or matrices to be joined along columns.
         shapes: shapes of the tensors that come from each rank. All have the dtype of ``parts``.
         group: the ranks that take part.
     """
@@ -79,7 +79,7 @@ def all_reduce(what: str, local: Tensor, group: dist.ProcessGroup | None = None)
         return total
     if world_size == 2:
         return sum_in_rank_order(all_gather(what, local, [local.shape] * world_size, group))
-    # Each rank sums one piece, so that a rank reads as much as there is, not that much of every rank.
+    # Each rank sums one piece of the tensors of all ranks, so that no rank reads all of them.
     rank, pieces = dist.get_rank(group), local.reshape(-1).tensor_split(world_size)
     own = sum_in_rank_order(all_to_all(what, pieces, [pieces[rank].shape] * world_size, group))
     return torch.cat(all_gather(what, own, [piece.shape for piece in pieces], group)).view_as(local)

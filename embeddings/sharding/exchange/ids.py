@@ -30,9 +30,9 @@ class IdExchange(KJTAllToAll):
         self._order = _order(dist.get_world_size(self._pg), self._stagger)
 
     def __call__(self, features: KeyedJaggedTensor) -> Any:
-        # Not in forward: TorchRec's pipelines put one there that joins the exchanges of all modules over the network.
+        # Not in forward, which TorchRec's pipelines replace by an exchange of all modules over the network.
         shared = host_memory(self._pg) if features.values().device.type == "cpu" else None
-        # A batch size by feature is refused by every rank's vote, after the exchange of none.
+        # CollectiveCheck refuses batch sizes that vary between features.
         if shared is None or features.variable_stride_per_key():
             return super().__call__(features)
         return NoWait(self._exchanged(features, shared))
@@ -43,7 +43,7 @@ class IdExchange(KJTAllToAll):
         starts = features.offset_per_key()
         sent = [lengths, features.values(), torch.tensor(starts)] + ([] if weights is None else [weights])
         first, last = ends[rank], ends[rank + 1]
-        # Everybody sees all and takes its own: copied once, and not again for every rank.
+        # Every rank reads the ids of all ranks and picks its own, so each rank copies its ids once, not once per rank.
         gathered = shared.exchange("ids", *sent)
         bounds_of = [of_rank[2][first : last + 1].tolist() for of_rank in gathered]
         by_rank = [gathered[number] for number in self._order]

@@ -53,7 +53,7 @@ class PooledDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
         ends = list(itertools.accumulate(self._dim_by_rank, initial=0))
         starts = list(itertools.accumulate(self._dims, initial=0))
         ranks = [max(rank for rank, end in enumerate(ends[:-1]) if end <= start) for start in starts[:-1]]
-        # Where each block of the output is: (rank, first column, end) there.
+        # Source of each output block: (rank, its first column there, end).
         at = [(ranks[b], starts[b] - ends[ranks[b]], starts[b + 1] - ends[ranks[b]]) for b in self._order]
         outputs = list(itertools.accumulate((self._dims[b] for b in self._order), initial=0))
         self._sources = _merged(at)

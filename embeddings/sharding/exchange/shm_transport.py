@@ -35,8 +35,8 @@ from torch import Tensor
 SWITCH = "EVENKEEL_HOST_MEMORY"
 """Environment variable; with the value ``0`` all exchanges use gloo."""
 
-# A rank may write while others still read what it shared before. It writes there again after two exchanges: it has
-# their message of the one between by then, which they send once they are done reading.
+# Two slots, because a rank may write while others still read its previous data. When it reuses a slot, it has the
+# others' messages of the exchange in between, which they send when they are done reading.
 _NUM_SLOTS = 2
 _ALIGNMENT = 64
 _SMALLEST = 1 << 20
@@ -144,7 +144,7 @@ class HostMemory:
         """Allocate larger memory for ``slot``, and return the file descriptor that other ranks map it by."""
         size = -(-max(_SMALLEST, num_bytes + num_bytes // 4) // mmap.PAGESIZE) * mmap.PAGESIZE
         descriptor = os.memfd_create("evenkeel", os.MFD_CLOEXEC)
-        # Said here if there is no such memory: a page that cannot be had later is a SIGBUS.
+        # Raises here if memory is short; a page that is missing later would be a SIGBUS.
         os.posix_fallocate(descriptor, 0, size)
         self._local[slot] = _map(descriptor, size)
         return descriptor
@@ -232,7 +232,7 @@ def _view(memory: Tensor, dtype: torch.dtype, shape: Sequence[int], start: int) 
 def _connect(group: dist.ProcessGroup) -> HostMemory | None:
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        # An abstract name: it goes with the socket. Who connects is checked.
+        # An abstract name, which disappears with the socket. The user who connects is checked.
         address = b"\0evenkeel-" + secrets.token_hex(16).encode()
         listener.bind(address)
         listener.listen(world_size)
@@ -277,7 +277,7 @@ def _peers(
     peers: list[socket.socket | None] = [None] * len(addresses)
     problem = None
     for number in range(len(addresses)):
-        # Also after a problem: ranks that wait for this one should hear of it at once.
+        # Go on after a problem, so that ranks that wait for this one learn of it at once.
         try:
             if number < rank:
                 peers[number] = peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -43,7 +43,7 @@ class Swapper:
         values = features.values().long()
         if self._bounds == "ignore":
             bounded = zip(self._pieces(features, values), self._tables, strict=True)
-            # TorchRec takes ids modulo the ranks past the table's end: -1 stays outside of every shard.
+            # TorchRec maps ids past the table's end to other ranks; -1 is outside of every shard.
             values = torch.cat([ids.where(ids < table.num_rows, -1) for (ids, _), table in bounded])
         if self._step_context.training and any(draws is not None for draws in self._draws):
             drawn = zip(self._pieces(features, values), self._draws, strict=True)

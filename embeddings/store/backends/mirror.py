@@ -48,7 +48,7 @@ from embeddings.store.version import VersionReader, mark_verified, verify_file
 
 logger = logging.getLogger("evenkeel.store")
 
-# What belongs to the mirror alone: also the lock of who erases on this machine.
+# Files that only the mirror has, among them the lock of erasures on this machine.
 _OWN_FILES = frozenset({INDEX_FILE, LOCK_FILE, erasure.LOCK_FILE})
 _ATTEMPTS = 5
 _RETRY_SECONDS = 1.0
@@ -106,7 +106,7 @@ class Mirror(CollectionDirectory):
         if self._following or self._seen is None:
             self._look()
         elif self._looking.acquire(blocking=False):
-            # One waits to hear whether the store is back; the others go on with what is here.
+            # One thread waits to learn if the store is back; the others use the mirror as it is.
             try:
                 self._look()
             finally:
@@ -121,7 +121,7 @@ class Mirror(CollectionDirectory):
             if self._seen is None and not self._remember():
                 raise
             if self._following:
-                logger.warning("collection '%s': serving what is here: %s", self.name, error)
+                logger.warning("collection '%s': serving the mirror: %s", self.name, error)
             self._following = False
             self.next_look = time.monotonic() + max(self._follow_seconds, _RETRY_SECONDS)
             return
@@ -185,7 +185,7 @@ class Mirror(CollectionDirectory):
         self._prune(files)
         self._is_dirty = False
         if data is None:
-            # Objects that were put there once are there no more, if the store lost what it had.
+            # A store without an index has no objects: forget those uploaded before.
             self._index_file.unlink(missing_ok=True)
             self._files, self._seen = {}, None
         else:
@@ -262,7 +262,7 @@ class Mirror(CollectionDirectory):
                 name = self.remote.put(path, file, sha256)
                 files[path] = {"sha256": sha256, "bytes": file.stat().st_size, "object": name}
         for path, entry in self._files.items():
-            # Documents are all here: one that is not was removed. Data was perhaps never fetched.
+            # The mirror has all documents, so a missing one was removed. Data files may never have been fetched.
             if path not in files and _is_data(path) and not self._is_unnamed(path, local):
                 files[path] = entry
         if files == self._files:
@@ -283,7 +283,7 @@ class Mirror(CollectionDirectory):
             self.remote.sweep(named, lease)
             self.unswept = None
         except (StoreUnavailable, StoreBusy) as error:
-            # The commit is done, whatever becomes of this.
+            # The commit is complete even if this fails.
             self.unswept = "the writer lock ended" if isinstance(error, StoreBusy) else str(error.__cause__ or error)
             logger.warning("collection '%s': the next writer removes what is left over: %s", self.name, self.unswept)
 
@@ -353,7 +353,7 @@ class Mirror(CollectionDirectory):
             if rows is not None:
                 return latest[1].version, *rows
         reader, seen = open_current(), self._seen
-        # What is served instead of a damaged version is given up as soon as that is restored.
+        # A version served instead of a damaged one is dropped as soon as the damaged one is restored.
         if seen is not None and reader.version == Pointer.read(self.pointer).version:
             self._latest = seen, reader
         return reader.version, *reader.lookup(ids)

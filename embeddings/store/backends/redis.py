@@ -132,7 +132,7 @@ def reaching(where: str) -> Iterator[None]:
         ) from error
     except (*_LOST_CONNECTION, ReadOnlyError) as error:
         raise StoreUnavailable(
-            f"{where}: Redis cannot be reached or does not take this: {error}. What is served is unchanged; see that "
+            f"{where}: Redis cannot be reached or refuses writes: {error}. What is served is unchanged; see that "
             "the server is up, then try again"
         ) from error
     except redis.RedisError as error:
@@ -163,7 +163,7 @@ class InRedis:
                 return None
             known = self._known
             if revision != known[0]:
-                # One command, so that the two belong together.
+                # One command, so that revision and index match.
                 known = tuple(self._client.mget(self._revision, f"{self._base}:INDEX"))  # type: ignore[assignment]
                 self._known = known
             return known[1]
@@ -181,7 +181,7 @@ class InRedis:
             done = self._client.eval(_COMMIT, len(keys), *keys, lease.token, index, revision, self._name)
         if not done:
             raise StoreBusy(
-                f"{self._where}: the writer lock is another's by now: nothing was published and what is served is "
+                f"{self._where}: another writer holds the lock by now: nothing was published and what is served is "
                 "unchanged; run again"
             )
 
@@ -218,7 +218,7 @@ class InRedis:
     def sweep(self, named: set[str], lease: Lease) -> None:
         with reaching(self._where):
             for name in named:
-                # A version whose rows Redis lost keeps nobody from publishing others.
+                # A version whose rows Redis lost must not prevent the publication of others.
                 with contextlib.suppress(RowsGone):
                     if name.startswith("rows."):
                         repack(self._client, self._keys(name))
@@ -259,7 +259,7 @@ class InRedis:
         with reaching(self._where):
             is_ours = self._client.eval(_RENEW, 1, f"{self._base}:LOCK", token, self._lease_milliseconds())
         if not is_ours:
-            raise StoreBusy(f"{self._where}: the writer lock is another's by now")
+            raise StoreBusy(f"{self._where}: another writer holds the lock by now")
 
     def release(self, token: str) -> None:
         with reaching(self._where):
@@ -268,7 +268,7 @@ class InRedis:
     def _lease_milliseconds(self) -> int:
         return max(int(1000 * self._lease_seconds), 1)
 
-    # --- inside ----------------------------------------------------------------------------------------------------
+    # --- helpers ---------------------------------------------------------------------------------------------------
 
     def _keys(self, name: str) -> RowKeys:
         return RowKeys(f"{self._base}:{name}")

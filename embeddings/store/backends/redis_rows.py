@@ -118,7 +118,7 @@ def rows_info(client: Client, keys: RowKeys) -> dict[str, Any]:
 def gone(keys: RowKeys) -> RowsGone:
     """Return the error for a reader whose rows are no longer in Redis."""
     return RowsGone(
-        f"{keys.base}: the item rows are gone: their version has expired and its time of grace is over, or Redis lost "
+        f"{keys.base}: the item rows are gone: their version has expired and its grace period is over, or Redis lost "
         "them; open the current version, or publish again"
     )
 

@@ -89,7 +89,7 @@ def reaching(where: str) -> Iterator[None]:
         yield
     except StorageError as error:
         raise StoreUnavailable(
-            f"{where}: the object store did not do it: {error}. What is served is unchanged; see that it is up, that "
+            f"{where}: the object store failed: {error}. What is served is unchanged; see that it is up, that "
             "the bucket exists and that the credentials in the environment may use it, then try again"
         ) from error
 
@@ -181,7 +181,7 @@ class Objects:
             found = self._objects.read_version(LOCK)
             version = None if found is None else found[1]
             if found is not None and found[0]:
-                # Renewing changes it. Whose did not change for a lease has died.
+                # Renewing changes the lock. If it did not change for a lease, its holder is dead.
                 if self._watched[0] != version:
                     self._watched = (version, now())
                 if now() - self._watched[1] <= self._lease_seconds:
@@ -194,7 +194,7 @@ class Objects:
             if self._lock is not None:
                 self._lock = self._objects.put_if_unchanged(LOCK, self._mark(token), self._lock)
         if self._lock is None:
-            raise StoreBusy(f"{self._where}: the writer lock is another's by now")
+            raise StoreBusy(f"{self._where}: another writer holds the lock by now")
 
     def release(self, token: str) -> None:
         with reaching(self._where):

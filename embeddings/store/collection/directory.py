@@ -51,7 +51,7 @@ class CollectionDirectory:
         self.views = path / "views"
         self.pointer = Pointer(path / POINTER_FILE)
 
-    # --- what is different in a mirror -----------------------------------------------------------------------------
+    # --- overridden by a mirror ------------------------------------------------------------------------------------
 
     def follow(self) -> None:
         """Bring the directory up to date with the remote store, if there is one."""
@@ -105,7 +105,7 @@ class CollectionDirectory:
 
     def next_version(self) -> str:
         """Return the name of the next version; the caller holds the writer lock."""
-        # One that is marked or was served, but is gone (a torn backup), must not lend its state to a new one.
+        # A new version must not get the state of an old one whose files are gone (a torn backup).
         marked = [path.stem for path in self.states.glob("v*.json") if VERSION_PATTERN.fullmatch(path.stem)]
         names = [*self.version_names(), *self.pointer.read().versions, *marked]
         return f"v{max(map(number_of, names), default=0) + 1:06d}"
@@ -130,7 +130,7 @@ class CollectionDirectory:
 
     def save_state(self, version: str, document: dict[str, Any]) -> None:
         """Replace the document that :meth:`read_state` returns; the caller holds the writer lock."""
-        make_directory(self.states)  # a mirror has it only where there was a state to fetch
+        make_directory(self.states)  # a mirror lacks it until it has fetched a state
         replace_document(self.states / f"{version}.json", document)
 
     def is_expired(self, version: str) -> bool:

@@ -56,7 +56,7 @@ ERASED_FILE = "erased.json"
 LOCK_FILE = "ERASING"
 LOCK_SECONDS = 600.0
 LOG_LENGTH = 1000
-# What a version keeps beside its item rows; of everything else nobody can say that no row is in it.
+# Prefixes of a version's files that hold no item rows; any other file may hold some.
 _WITHOUT_ROWS = ("frequencies-", "rotation")
 
 
@@ -109,7 +109,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
         """
         super().save_settings(kind, name, document)
         if kind in LISTS_BY_ITEM and document is not None:
-            # Ids that were erased while it was made; an erasure that is recorded later finds it where it is.
+            # Remove ids that were erased while the document was made; later erasures find it in its place.
             self._remove_items(self.erased())
 
     # --- erasing ---------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
         """
         keys = self._checked(ids, reason)
         with disk_errors(self._files.path), self._erasing():
-            # The token identifies the note, whichever machine finishes it.
+            # The token identifies the pending entry, whichever machine finishes it.
             token = secrets.token_hex(8)
             note = {"at": utc_now(), "kind": "erase", "reason": reason, "key": key, "ids": len(keys), "token": token}
             with self._files.writing():
@@ -187,18 +187,18 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
         taken, known = document["pending"], ErasedIds.of(document)
         self._remove_items(known)
         lost: dict[str, int] = {}
-        # A version that was being written when the ids were recorded is refused when it comes to be committed.
+        # A version that was being written when the ids were recorded is refused at its commit.
         versions = self._kept_versions()
         while versions:
             lost |= {version: self._rewrite(version, known) for version in versions}
             versions, known = self._committed_since(taken, lost)
         with self._files.writing():
-            # Also where this process rewrote nothing: the one that was killed may have.
+            # Count it even if this process rewrote nothing: a killed one may have rewritten versions.
             self._files.pointer.count_erasure()
             self._conclude(taken, own, {version: num_rows for version, num_rows in lost.items() if num_rows})
         if self._files.unswept is not None:
             raise StoreUnavailable(
-                f"collection '{self._files.name}': the ids are served no more, but objects with rows of theirs are in "
+                f"collection '{self._files.name}': the ids are no longer served, but objects with their rows are in "
                 f"the store until it can be reached ({self._files.unswept}): erase them again"
             )
 
@@ -253,7 +253,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
         while True:
             before = self._reader.manifest_now(version)
             try:
-                # By retention since it was listed; a reader of it that this process has may be open still.
+                # The version may have expired since it was listed, although this process still has a reader of it.
                 if self._is_expired(version):
                     return 0
                 reader = self._reader.open(version)
@@ -267,7 +267,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
             except CorruptStore:
                 if self._files.pointer.read().version == version:
                     raise
-                # Nobody can serve it, and nobody can say whose rows are in it.
+                # A damaged version cannot be served, and may hold erased rows.
                 self.expire(version)
                 return 0
             gone = known.matches(items.keys)

@@ -42,7 +42,7 @@ class CollectionReader:
         self._erasures = 0
         self._damaged: dict[str, str] = {}
 
-    # --- what is known of a version --------------------------------------------------------------------------------
+    # --- manifests and states --------------------------------------------------------------------------------------
 
     def resolve(self, version: str) -> str:
         """Return ``version`` if it exists, for ``current`` the current one; raise UnknownVersion, UnknownCollection."""
@@ -144,7 +144,7 @@ class CollectionReader:
         try:
             return self._open(version)
         except (CorruptStore, UnknownVersion):
-            # What was seen may have been switched from, and removed, since.
+            # The version that was seen may have been replaced and removed since.
             if not self._files.look_again():
                 raise
             return self._open(version)
@@ -181,7 +181,7 @@ class CollectionReader:
             return read_matrix(self._files.data_file(manifest.version, file))
         if manifest.alignment.get("kind") == "procrustes":
             raise UnknownVersion(
-                f"version {manifest.version} of '{self._files.name}' was turned by an R that was not kept"
+                f"version {manifest.version} of '{self._files.name}' was rotated by an R that was not kept"
             )
         return np.eye(manifest.dim)
 
@@ -273,7 +273,7 @@ class CollectionReader:
         with self._lock:
             self._damaged.pop(name, None)
             if self._manifests.get(name) is not manifest:
-                return reader  # rows were erased in the meantime: this one reader may finish, the next is another
+                return reader  # rows were erased meanwhile: this reader may finish, the next is opened anew
             self._readers[name] = reader
             while len(self._readers) > CACHED_READERS:
                 self._readers.popitem(last=False)

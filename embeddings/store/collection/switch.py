@@ -126,7 +126,7 @@ class VersionSwitch:
             staying = {*served.versions[-keep_last:], served.version}
             manifests = [self._reader.manifest(version) for version in staying if not self._files.is_expired(version)]
             staying |= {manifest.anchor_version for manifest in manifests}
-            # What the gate counts drift from, where that is not the generation's first.
+            # The version that drift is counted from, if it is not the generation's first.
             staying |= {version for manifest in manifests if (version := manifest.extra.get("drift_from"))}
             oldest = min(served.versions[-keep_last:], key=number_of)
             expired = []
@@ -174,7 +174,7 @@ class VersionSwitch:
             if compare and served.version != expected and not has_lost_all:
                 remedy = "look at what is served now, then decide again"
                 if switch.kind == "publish":
-                    remedy = f"{version} rests on what is not served any more; refresh again from the current one"
+                    remedy = f"{version} is based on a version no longer served; refresh again from the current one"
                 raise StaleParent(f"version {served.version} of '{name}' is current, not {expected}: {remedy}")
             state = self._reader.record(version).state
             if state == "expired":

@@ -26,7 +26,7 @@ class CollectionViews:
     _registry: ViewRegistry
     _store: Store
 
-    # --- which there are -------------------------------------------------------------------------------------------
+    # --- listing ---------------------------------------------------------------------------------------------------
 
     def views(self, version: str = "current") -> list[dict[str, Any]]:
         """Return the views that a version's vectors can be read through, sorted by name; none before a publication."""
@@ -97,7 +97,7 @@ class CollectionViews:
                 view = self._registry.create(defined, anchor_generation, materialized=materialized)
             if is_new:
                 try:
-                    # Another collection may have made one of that name meanwhile: their locks are not this one.
+                    # Another collection, which has a lock of its own, may have made a view of that name meanwhile.
                     self._check_name(name)
                 except ViewExists:
                     self.delete_view(name)
@@ -134,7 +134,7 @@ class CollectionViews:
                     f"view '{name}' exists in collection '{other}': names of views are unique; take another"
                 )
 
-    # --- their values ----------------------------------------------------------------------------------------------
+    # --- values ----------------------------------------------------------------------------------------------------
 
     def frequencies(self, view: str, version: str = "current") -> Array:
         """Return U [m, d] float32 of an rff view, checked against its sha256."""

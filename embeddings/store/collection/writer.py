@@ -85,7 +85,7 @@ class CollectionWriter(CollectionErasure):
                 workspace = Workspace(self._files.versions)
             with workspace:
                 files = [write_items(workspace.path / ITEMS_FILE, items, dtype)]
-                # From here on the rows as they were written: what computed them need not do it again.
+                # From here on use the written rows, so that they are not computed again.
                 items = items_of(read_arrow(workspace.path / ITEMS_FILE))
                 views = self._registry.all(anchor_generation)
                 files += self._registry.write_into(workspace.path, views, items)
@@ -94,7 +94,7 @@ class CollectionWriter(CollectionErasure):
                     batch = matrix_batch(np.asarray(rotation, "<f8"))
                     files.append(write_arrow(workspace.path / ROTATION_FILE, batch))
                 with self._files.writing():
-                    # Again: somebody may have erased ids while the rows were being written.
+                    # Check again: ids may have been erased while the rows were being written.
                     self._refuse_erased(items.keys)
                     version = self._files.next_version()
                     manifest = VersionManifest(

@@ -1,7 +1,7 @@
 """HTTP routes, one module per kind of object; each exposes ``router``. The app includes those in :data:`MODULES`."""
 
 MODULES: tuple[str, ...] = (
-    "vectors",  # first: routes are tried in this order, and of all requests these must wait least
+    "vectors",  # first: routes are matched in this order, and these requests must be answered fastest
     "health",
     "keys",
     "audit",

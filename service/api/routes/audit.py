@@ -17,10 +17,10 @@ router = APIRouter(prefix="/v1/audit", tags=["audit"])
 
 
 class AuditEntry(BaseModel):
-    """One request that was meant to change something.
+    """One request to change something, whether it succeeded or not.
 
-    ``action``: method and route; ``object``: what was created or changed; ``status``: status of the response, so 403
-    and 409 changed nothing; ``address``: the address that sent the request.
+    ``action``: method and route; ``object``: what was created or changed; ``status``: status of the response (with 403
+    or 409 nothing was changed); ``address``: the address that sent the request.
     """
 
     id: str
@@ -39,9 +39,9 @@ async def list_entries(
     request: Request,
     admin: Admin,
     paging: Paging,
-    key: Annotated[str | None, Query(description="Id of a key.")] = None,
+    key: Annotated[str | None, Query(description="Only entries of the key with this id.")] = None,
     since: tables.Instant | None = None,
-    until: Annotated[tables.Instant | None, Query(description="Before this.")] = None,
+    until: Annotated[tables.Instant | None, Query(description="Only entries before this time.")] = None,
 ) -> Page[AuditEntry]:
     """List audit log entries, newest first: of all tenants for an operator, otherwise of the admin's own tenant."""
     query = audit.listing(admin.sees, key, since, until)

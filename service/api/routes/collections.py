@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1/collections", tags=["collections"])
 
 
 class Promotion(BaseModel):
-    """The reason for making a version current; refused if ``if_current`` names a version that is no longer current."""
+    """The reason for a promotion, which is refused if ``if_current`` names a version that is no longer current."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -102,7 +102,7 @@ async def promote(
     async def act(reservation: idempotency.Reservation | None) -> dict[str, Any]:
         manifest = await in_store(switch)
         if reservation is not None:
-            # Cut off before this, the request is done again, which changes nothing: the version is current already.
+            # If the process dies before this, the client's retry promotes the version again, which changes nothing.
             async with request.app.state.database.write() as connection:
                 await idempotency.complete(connection, reservation, answer=manifest)
         return manifest
@@ -136,7 +136,7 @@ async def neighbors(request: Request, collection: str, body: NeighborsRequest) -
     If ``exact`` is false, an index chose the candidates and may have missed some.
     """
     if (body.id is None) == (body.vector is None):
-        raise errors.invalid(FieldProblem("id", "give id or vector, one of them"))
+        raise errors.invalid(FieldProblem("id", "give either id or vector"))
 
     def search(target: Collection) -> dict[str, Any]:
         erasures = target.num_erasures()

@@ -29,7 +29,7 @@ class InferRequest(BaseModel):
 @router.post(
     "",
     status_code=201,
-    responses=errors.also(200, "Registered before, just so.") | errors.responses(409),
+    responses=errors.also(200, "An identical dataset was registered before.") | errors.responses(409),
 )
 async def register(request: Request, response: Response, body: DatasetSpec, principal: JobsWriter) -> dict[str, Any]:
     await asyncio.to_thread(registry.check_files, request.app.state.settings.for_tenant(principal.tenant), body)

@@ -57,7 +57,7 @@ async def _in_turn(call: Callable[[], Result]) -> Result:
 async def erase(request: Request, collection: str, body: Ids, principal: FeaturesWriter) -> Erased:
     """Remove the rows of the ids from every kept version; later versions leave the ids out until they are readmitted.
 
-    Rows are also removed from scratch collections of earlier versions, which the response does not count.
+    It also removes the rows from the collection's scratch collections. The response does not count those.
     """
 
     def remove() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Routes of a collection's gate: its canaries."""
+"""Routes for the canaries of a collection's gate."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def list_canaries(request: Request, collection: str) -> dict[str, Any]:
 
 @router.post("/canaries", status_code=201, dependencies=[write_features], responses=errors.responses(404, 507))
 async def add_canaries(request: Request, collection: str, body: CanaryRequest) -> dict[str, Any]:
-    """Fit a canary on the current version; it is evaluated on every candidate from now on."""
+    """Fit a canary, a frozen consumer, on the current version; it is evaluated on every candidate from now on."""
     fields_sent = (body.name is not None, body.uri is not None, body.copy_from is not None)
     if fields_sent not in ((True, True, False), (False, False, True)):
         raise errors.invalid(FieldProblem("name", "give name and uri, or copy_from"))
@@ -59,7 +59,7 @@ async def add_canaries(request: Request, collection: str, body: CanaryRequest) -
             assert body.uri is not None
             settings = request.app.state.settings.for_tenant(request.state.principal.tenant)
             path = allowed(settings, body.uri, "uri")
-            # The files that were checked, and no others of a directory.
+            # Exactly the files that were checked: the directory may contain others.
             table = pq.read_table(list(data_files(path)))
             missing = {"id", "label"} - set(table.column_names)
             if missing:

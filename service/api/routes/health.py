@@ -17,14 +17,12 @@ from service.ops import collectors, readiness
 router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz", summary="The process answers")
+@router.get("/healthz", summary="Check that the process answers")
 async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get(
-    "/readyz", summary="Database and disk are usable; how the background tasks do", responses=errors.responses(503)
-)
+@router.get("/readyz", summary="Check the database, the disk and the background tasks", responses=errors.responses(503))
 async def readyz(request: Request) -> dict[str, Any]:
     """Report whether the service is ready, and the state of its background tasks.
 
@@ -42,15 +40,15 @@ async def readyz(request: Request) -> dict[str, Any]:
 
 @router.get(
     "/metrics",
-    summary="Prometheus metrics; without a key on loopback only",
+    summary="Prometheus metrics; requests from other machines need a key",
     response_class=PlainTextResponse,
     openapi_extra=KEY_IS_OPTIONAL,
 )
 async def metrics(request: Request, principal: Annotated[Principal | None, Depends(optional_principal)]) -> Response:
     if principal is None and not from_loopback(request):
-        raise unauthorized("Metrics are public on loopback only.")
+        raise unauthorized("Only requests from this machine read metrics without a key.")
     if principal is not None and not (principal.tenant == DEFAULT_TENANT and principal.allows("jobs:read")):
-        detail = "Metrics are of all tenants: a key of the default tenant with the scope jobs:read reads them."
+        detail = "Metrics cover all tenants: reading them needs a key of the default tenant with the scope jobs:read."
         raise errors.Problem(403, "missing-scope", detail)
     state = request.app.state
     gauges = await collectors.of_service(state.settings, state.database, state.store, state.store_health)

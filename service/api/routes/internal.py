@@ -44,9 +44,11 @@ def claim_of(request: Request, run_id: str) -> Claim:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     claim = run_tokens.read(request.app.state.settings.home, token.strip()) if scheme.lower() == "bearer" else None
     if claim is None:
-        raise unauthorized("This needs the token of a run, which its service gave it; this one is unknown or expired.")
+        raise unauthorized(
+            "This route needs the token that the service gave to the run; the token sent is unknown or expired."
+        )
     if claim.run_id != run_id:
-        raise Problem(403, "another-run", f"The token is of run {claim.run_id}: it opens nothing of another.")
+        raise Problem(403, "another-run", f"The token belongs to run {claim.run_id} and gives no access to other runs.")
     return claim
 
 
@@ -62,9 +64,9 @@ async def run_document(request: Request, claim: Claimed) -> Response:
     try:
         document = await asyncio.to_thread(path.read_bytes)
     except OSError as error:
-        raise _storage_unavailable("The run's document cannot be read", error) from error
+        raise _storage_unavailable("The file run.json of the run cannot be read", error) from error
     if json.loads(document)["attempt"] != claim.attempt:
-        _given_up(claim)  # the next one began meanwhile: its lease and token are its own
+        _given_up(claim)  # the next attempt began meanwhile, with another lease and token
     return Response(document, media_type="application/json")
 
 
@@ -81,18 +83,18 @@ async def current(request: Request, claim: Claimed) -> None:
 async def events(
     request: Request, claim: Claimed, offset: Annotated[int, Query(ge=0, lt=2**63)]
 ) -> dict[str, int | str | None]:
-    """Append the lines of the request's body to the run's event file, where they belong at byte ``offset``.
+    """Append the lines of the request's body, which begin at byte ``offset`` of the event file, to that file.
 
     The response has the file's new length in bytes, and a new token if the current token is more than a day old.
     """
     lines = await request.body()
     if not lines.endswith(b"\n"):
-        raise invalid(FieldProblem("body", "events come in whole lines", "send up to the last line's end"))
+        raise invalid(FieldProblem("body", "the last line is incomplete", "send complete lines only"))
     directory = request.app.state.settings.run_dir(claim.run_id)
     end, row = await _written(request, claim, lambda: append_events(directory, offset, lines))
     renewed = None
     if claim.is_old:
-        assert row["lease"] is not None  # the claim holds
+        assert row["lease"] is not None  # _held() has checked the lease
         renewed = run_tokens.issue(request.app.state.settings.home, claim.run_id, claim.attempt, row["lease"])
     return {"offset": end, "token": renewed}
 
@@ -106,7 +108,7 @@ async def last_word(request: Request, claim: Claimed) -> None:
         document = None
     if not isinstance(document, dict) or document.get("attempt") != claim.attempt:
         raise invalid(
-            FieldProblem("body", f"is not the exit.json of attempt {claim.attempt}", "send the file as it is")
+            FieldProblem("body", f"is not the exit.json of attempt {claim.attempt}", "send the file unchanged")
         )
     directory = request.app.state.settings.run_dir(claim.run_id)
     await _written(request, claim, lambda: write_json(directory / EXIT_FILE, document))
@@ -119,7 +121,7 @@ async def _written(request: Request, claim: Claim, write: Callable[[], Result]) 
         try:
             return await asyncio.to_thread(write), row
         except OSError as error:
-            raise _storage_unavailable("What the run reports cannot be written", error) from error
+            raise _storage_unavailable("The run's report cannot be written", error) from error
 
 
 def _storage_unavailable(what: str, error: OSError) -> Problem:
@@ -137,12 +139,12 @@ async def _held(connection: AsyncConnection, claim: Claim) -> JobRow:
 
 
 def _given_up(claim: Claim) -> NoReturn:
-    detail = f"Attempt {claim.attempt} of {claim.run_id} was given up, or has ended: it has nothing more to say."
+    detail = f"Attempt {claim.attempt} of {claim.run_id} was given up or has ended: its reports are no longer accepted."
     raise Problem(409, "run-given-up", detail)
 
 
 def append_events(run_dir: Path, offset: int, lines: bytes) -> int:
-    """Append complete ``lines``, whose place is at byte ``offset``, to the event file and return its length in bytes.
+    """Append complete ``lines``, which begin at byte ``offset`` of the event file, and return its length in bytes.
 
     Lines that exist already are skipped, and nothing is written if something before them is missing. The file is on
     disk when this returns. The call blocks.

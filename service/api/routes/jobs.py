@@ -53,7 +53,7 @@ class DryRun(BaseModel):
 
 
 DRY_RUN: dict[int | str, dict[str, Any]] = {
-    200: {"model": DryRun, "description": "With dry_run: nothing was submitted."}
+    200: {"model": DryRun, "description": "Response to a dry run, which submits nothing."}
 }
 
 
@@ -79,7 +79,7 @@ async def submit(
         return entry_of(request.scope, principal, 202, f"/v1/jobs/{job_id}")
 
     job = await submission.submit(state.database, state.settings, body, principal, idempotency_key, entry)
-    request.state.entered = entered  # one that fails, or makes nothing new, is entered by the middleware
+    request.state.entered = entered  # for a submission that failed or created no job, the middleware writes the entry
     response.headers["Location"] = f"/v1/jobs/{job['id']}"
     return JobView(**job)
 
@@ -91,7 +91,9 @@ async def list_jobs(
     paging: Paging,
     state: State | None = None,
     name: str | None = None,
-    label: Annotated[str | None, Query(description="`key=value`, or `key` for any value")] = None,
+    label: Annotated[
+        str | None, Query(description="Only jobs with this label: `key=value`, or `key` for any value.")
+    ] = None,
 ) -> Page[JobView]:
     query = job_records.listing(principal.sees, state, name, label)
     async with request.app.state.database.read() as connection:
@@ -109,7 +111,7 @@ async def get(request: Request, job_id: str) -> JobView:
     "/{job_id}/cancel",
     status_code=202,
     dependencies=WRITE,
-    responses={200: {"model": JobView, "description": "Cancelled before."}, **errors.responses(404, 409)},
+    responses={200: {"model": JobView, "description": "The job was already cancelled."}, **errors.responses(404, 409)},
 )
 async def cancel(request: Request, response: Response, job_id: str) -> JobView:
     """Cancel a job: 202; 200 if it was cancelled before; 409 if it has succeeded or failed."""
@@ -132,7 +134,7 @@ async def retry(
 
     async def act(reservation: idempotency.Reservation | None) -> None:
         async with database.write() as connection:
-            # The job's own tenant: an operator may send this.
+            # The limit of the job's own tenant counts: an operator may retry jobs of other tenants.
             await job_records.refuse_too_many(database, connection, request.app.state.settings, request.state.about)
             await job_records.retry(connection, job_id)
             await idempotency.complete(connection, reservation, job_id=job_id)
@@ -165,7 +167,7 @@ async def logs(request: Request, job_id: str, offset: Annotated[int, Query(ge=0,
     "/{job_id}/events",
     dependencies=READ,
     response_class=StreamingResponse,
-    responses=errors.also(204, "The job has ended and all was said.") | errors.responses(404),
+    responses=errors.also(204, "The job has ended and all its events were sent.") | errors.responses(404),
 )
 async def events(request: Request, job_id: str, last_event_id: Annotated[str | None, Header()] = None) -> Response:
     """Stream events until the job has ended: ``state``, ``metric``, ``preparation``, ``progress``, ``log``.

@@ -62,7 +62,7 @@ class KeyView(BaseModel):
 
 
 class NewKey(KeyView):
-    key: str = Field(description="The key itself: shown this once, kept nowhere.")
+    key: str = Field(description="The key's secret. It is shown only this once: the service stores a hash of it.")
 
 
 class Tenant(BaseModel):
@@ -82,7 +82,9 @@ class SessionRequest(BaseModel):
 async def create(request: Request, response: Response, body: KeyRequest, admin: Admin) -> NewKey:
     """Create a key in the admin's own tenant, or in the tenant that an operator acts for."""
     if body.expires_at is not None and body.expires_at <= tables.now():
-        raise errors.invalid(FieldProblem("expires_at", "lies in the past", "give a later time, or none"))
+        raise errors.invalid(
+            FieldProblem("expires_at", "lies in the past", "give a time in the future, or leave the field out")
+        )
     async with request.app.state.database.write() as connection:
         key, row = await keys.create(
             connection, body.name, list(dict.fromkeys(body.scopes)), body.expires_at, admin.tenant
@@ -113,7 +115,7 @@ async def rotate(request: Request, key_id: str, admin: Admin, body: Rotation | N
         if row is None:
             raise errors.not_found("key", key_id)
         if not keys.is_live(row):
-            raise errors.Problem(409, "key-ended", f"Key {key_id} is revoked or has expired: make another one.")
+            raise errors.Problem(409, "key-ended", f"Key {key_id} is revoked or has expired: create a new key.")
         key, row = await keys.rotate(connection, row, overlap)
     request.app.state.authenticator.forget()
     return NewKey.model_validate({**row, "key": key})
@@ -142,12 +144,13 @@ async def list_tenants(request: Request, admin: Admin, paging: Paging) -> Page[T
 @router.post("/session", status_code=204, tags=["dashboard"])
 async def open_session(request: Request, body: Annotated[SessionRequest, Body()]) -> Response:
     if "origin" in request.headers and not same_origin(request):
-        raise errors.Problem(403, "cross-site-request", "A session is opened from the dashboard's own page.")
+        raise errors.Problem(403, "cross-site-request", "Only the dashboard's own page may open a session.")
     state = request.app.state
     principal = await state.authenticator.principal("key", body.key, address_of(request))
     if principal is None:
         raise unauthorized("The key is unknown, revoked or expired.")
-    problem = too_often(state.rate, principal, state.settings)  # its sender was not known before its body
+    # The middleware could not check this, because the key is in the body.
+    problem = too_often(state.rate, principal, state.settings)
     if problem is not None:
         raise problem
     request.state.audited = principal

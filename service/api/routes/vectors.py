@@ -41,7 +41,7 @@ MAX_VALUES = {ARROW: 2**26, JSON: 2**24}
 """Most numbers in a response, by media type; ten thousand vectors of usual dimensions need far fewer."""
 BRIEF_VALUES = {ARROW: 2**15, JSON: 2**13}
 BRIEF_PRODUCTS = 2**22
-"""Most numbers in a response, and most multiplications to compute it, that take at most a millisecond."""
+"""Limits up to which a response takes at most a millisecond: numbers in it, and multiplications to compute it."""
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16)}
 
 _DOCUMENTED: dict[str, Any] = {
@@ -69,7 +69,7 @@ _DOCUMENTED: dict[str, Any] = {
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "Vectors in request order, duplicates kept.", "content": {ARROW: {}, JSON: {}}},
-    **errors.also(304, "If-None-Match names what would be sent."),
+    **errors.also(304, "The client already has this response: If-None-Match contains its ETag."),
     **errors.responses(404, 406),
 }
 
@@ -122,7 +122,7 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
 
     def of(target: Collection, started: float) -> Response:
         reader = target.open(query.version)
-        # Everything below is of this one version, whatever is switched meanwhile.
+        # Everything below reads this version, even if another one becomes current meanwhile.
         entry = target.view(view, reader.version)
         etag = etag_of(body, media_type, reader.manifest, entry)
         headers = {"Evenkeel-Version": reader.version, "ETag": etag, "Vary": "Accept"}
@@ -150,7 +150,7 @@ async def _fetch(request: Request, view: str, collection: str | None) -> Respons
 
 def is_brief(request: Request, view: str, collection: str | None, query: VectorQuery, media_type: str) -> bool:
     """Return True if the response takes at most a millisecond: few rows, and no file to open or check."""
-    with contextlib.suppress(ValueError):  # the code that makes the answer finds it again and reports it
+    with contextlib.suppress(ValueError):  # the code that builds the response raises the same error and reports it
         store = store_of(request)
         target = store.collection(collection) if collection is not None else store.seen_view_collection(view)
         entry = None if target is None else target.cached_view(view, query.version)
@@ -180,7 +180,11 @@ def parse(body: bytes) -> VectorQuery:
         ids = []
         problems.append(FieldProblem("ids", "give a list of ids"))
     elif len(ids) > MAX_IDS:
-        problems.append(FieldProblem("ids", f"{len(ids)} ids, at most {MAX_IDS} in one request", "send several"))
+        problems.append(
+            FieldProblem(
+                "ids", f"{len(ids)} ids are too many: at most {MAX_IDS} in one request", "send several requests"
+            )
+        )
     if not isinstance(version, str):
         problems.append(FieldProblem("version", "give the name of a version, or current"))
     if not isinstance(dtype, str) or dtype not in DTYPES:
@@ -211,7 +215,7 @@ def etag_of(body: bytes, media_type: str, manifest: VersionManifest, entry: dict
         manifest.version,
         manifest.created_at,
         entry["name"],
-        # A map without a matrix may be another by the same name.
+        # A feature map without a matrix has no hash: only the time tells it from an earlier view of the same name.
         entry["sha256"] or entry["created_at"],
         len(manifest.erasures),
     )

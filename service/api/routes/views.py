@@ -40,14 +40,22 @@ class ViewRequest(View):
     "",
     status_code=201,
     dependencies=[write_features],
-    responses=errors.also(200, "It is there, just so; or the answer to a dry run.") | errors.responses(404, 409, 507),
+    responses=errors.also(200, "An identical view exists already; or the response to a dry run.")
+    | errors.responses(404, 409, 507),
 )
 async def create(
     request: Request,
     body: ViewRequest,
-    dry_run: Annotated[bool, Query(description="Makes nothing: says what it would be, and which dim to take.")] = False,
+    dry_run: Annotated[
+        bool, Query(description="Create nothing; return the view that would be created and the recommended dim.")
+    ] = False,
     epsilon: Annotated[
-        float, Query(ge=MIN_EPSILON, lt=1, description="With dry_run: the kernel error that advice is to reach.")
+        float,
+        Query(
+            ge=MIN_EPSILON,
+            lt=1,
+            description="With dry_run: the largest kernel error that the recommended dim may have.",
+        ),
     ] = 0.05,
 ) -> Response:
     """Create a view: 201 for a new one, 200 if an identical one exists.
@@ -57,7 +65,7 @@ async def create(
 
     A dry run returns 200 with `view`, `exists`, `advice` and `warnings`. `advice` has the kernel errors by dimension,
     measured on the current version's own vectors. It also has the smallest dimension with an error within `epsilon`,
-    and the dimension that the paper's bound gives.
+    and the dimension from the theoretical bound of random Fourier features.
     """
     parameters = body.model_dump(exclude={"collection"})
 
@@ -136,7 +144,7 @@ async def delete(request: Request, name: str) -> None:
 def _delete(store: Store, name: str) -> None:
     collection = store.view_collection(name)
     if name == default_view(collection.name):
-        detail = f"'{name}' is what collection '{collection.name}' serves by its own name: it stays."
+        detail = f"'{name}' is the default view of collection '{collection.name}' and cannot be deleted."
         raise errors.Problem(409, "default-view", detail)
     collection.delete_view(name)
 
@@ -157,7 +165,10 @@ async def layer(
     version: str = "current",
     takes: Annotated[
         Literal["published", "model"],
-        Query(description="Vectors as they are served, or those of the model behind the version."),
+        Query(
+            description="The layer's input: vectors as they are served (published), or raw vectors "
+            "of the version's model (model)."
+        ),
     ] = "published",
 ) -> Response:
     """Return the view as the first layer of a frontend model: safetensors or, by Accept, ONNX (opset 17, any batch).
@@ -193,10 +204,10 @@ def _layer(store: Store, name: str, version: str, takes: str, media_type: str) -
     version = manifest["version"]
     entry = collection.view(name, version)
     if entry["kind"] != "rff":
-        why = "its layer would change nothing" if entry["kind"] == "identity" else "layers are written of rff views"
+        why = "its layer would change nothing" if entry["kind"] == "identity" else "only rff views have a layer"
         raise errors.Problem(409, "no-layer", f"View '{name}' is {entry['kind']}: {why}.")
     features = collection.view_features(name, version)
-    # A layer of published vectors is the same for all versions of a generation, so it names none of them.
+    # A layer of published vectors is the same for all versions of a generation, so its metadata names no version.
     described = {**entry, "takes": takes}
     if takes == "model":
         features = features.fold(collection.rotation(version))

@@ -33,15 +33,15 @@ class WebhookView(BaseModel):
 
 class NewWebhook(WebhookView):
     secret: str = Field(
-        description="What deliveries are signed with (HMAC-SHA256, Standard Webhooks): shown this once."
+        description="The secret that signs deliveries (HMAC-SHA256, Standard Webhooks). It is shown only this once."
     )
 
 
 class DeliveryView(BaseModel):
     """A delivery of one event.
 
-    ``next_at``: when it is attempted next; null once it was delivered or given up. ``status``: status of the last
-    response.
+    ``next_at``: the time of the next attempt; null if the event was delivered or given up. ``status``: status of the
+    last response.
     """
 
     id: str

@@ -133,7 +133,11 @@ class Executor(ABC):
     @classmethod
     @abstractmethod
     def diagnose(cls, settings: Settings) -> Iterator[Check]:
-        """Yield findings for ``evenkeel doctor``, such as whether the cluster answers and admits us; starts nothing."""
+        """Yield findings for ``evenkeel doctor``, such as that the cluster refuses our token; starts nothing."""
+
+    def warm_up(self) -> None:
+        """Prepare for the first launch. The service calls it when it starts, and takes jobs meanwhile."""
+        return
 
     @abstractmethod
     def launch(self, run_dir: Path, /) -> object:
@@ -179,12 +183,12 @@ def check_cluster_runs(settings: Settings) -> None:
     if (settings.internal_url is None) != (settings.run_storage is None):
         raise ValueError(
             f"EVENKEEL_INTERNAL_URL and EVENKEEL_RUN_STORAGE go together with EVENKEEL_EXECUTOR={settings.executor}: "
-            "set both where the cluster does not share EVENKEEL_HOME, else neither"
+            "set both if the cluster does not share EVENKEEL_HOME, otherwise neither"
         )
 
 
 class ClusterExecutor(Executor):
-    """Base of executors whose runs are on a cluster: locates their directories, and fetches their logs now and then.
+    """Base of executors whose runs are on a cluster: locates their directories, and fetches their logs at intervals.
 
     Args:
         stop_seconds: Time from SIGTERM to SIGKILL; it is part of the submission, so it cannot be changed when a run is
@@ -221,7 +225,7 @@ class ClusterExecutor(Executor):
 
 
 def variables_of(run: Mapping[str, Any], directory: Path, stop_seconds: float) -> dict[str, str]:
-    """Return the environment variables that identify an attempt to itself; ``directory`` is its path on the cluster."""
+    """Return the environment variables in which an attempt's process finds its run; ``directory`` is on the cluster."""
     return {
         RUN_ID_VARIABLE: str(run["run_id"]),
         RUN_DIR_VARIABLE: str(directory),

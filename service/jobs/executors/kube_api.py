@@ -85,7 +85,7 @@ class KubeApi:
     def __init__(self, configuration: Configuration, namespace: str, answer_seconds: float = ANSWER_SECONDS):
         from kubernetes.client import ApiClient
 
-        configuration.retries = False  # who asks again, and when, is decided by the runner
+        configuration.retries = False  # the runner decides on retries
         self.address = configuration.host
         self.namespace = namespace
         self._client = ApiClient(configuration)
@@ -185,7 +185,7 @@ class KubeApi:
         from urllib3.exceptions import HTTPError
 
         if (left := self._not_before - time.monotonic()) > 0:
-            raise ExecutorUnavailable(f"{self._who()} is overloaded and asks for {left:.0f} s of patience")
+            raise ExecutorUnavailable(f"{self._who()} is overloaded and asks to wait for {left:.0f} s")
         content = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
             answer = self._client.call_api(

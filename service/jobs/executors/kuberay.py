@@ -98,13 +98,15 @@ class KubeRayJobs(ClusterExecutor):
             ClusterTemplate.read(_template(settings))
             api = _api(settings)
         except ValueError as error:
-            yield Check("executor", "fail", str(error), "correct what is named")
+            yield Check("executor", "fail", str(error), "correct the setting or file that the message names")
             return
         try:
             running = len(api.list("rayjobs", MANAGED_SELECTOR))
             yield Check("executor", "ok", f"{api.address} answers; {running} RayJobs of runs in {api.namespace}")
         except ExecutorUnavailable as error:
-            yield Check("executor", "fail", str(error), "see that KubeRay is installed and this account may use it")
+            yield Check(
+                "executor", "fail", str(error), "check that KubeRay is installed and that this account may use it"
+            )
         finally:
             api.close()
 
@@ -134,12 +136,12 @@ class KubeRayJobs(ClusterExecutor):
             if secret is not None:
                 self._give(secret, job)
         if job["metadata"].get("labels", {}).get(FENCE_LABEL) != fence(run):
-            raise RuntimeError(f"RayJob {name} in {self._api.namespace} is another service's: delete it first")
+            raise RuntimeError(f"RayJob {name} in {self._api.namespace} belongs to another service: delete it first")
         return name
 
     def is_alive(self, run_dir: Path, /) -> bool:
         jobs = self._jobs(run_dir)
-        # A RayJob that somebody deleted may have left its run: that lasts as long as its submitter.
+        # If somebody deleted the RayJob, its run may still be alive: it lasts as long as its submitter.
         alive = any(map(_runs, jobs)) or (
             not any(map(_ended, jobs)) and any(map(_is_active, self._submitters(run_dir)))
         )
@@ -154,7 +156,7 @@ class KubeRayJobs(ClusterExecutor):
         while self._remove(run_dir, force):
             if time.monotonic() > deadline:
                 if force:
-                    raise RuntimeError(f"{run_dir}: pods of it are there long after they were killed")
+                    raise RuntimeError(f"{run_dir}: its pods still exist long after they were killed")
                 force, deadline = True, time.monotonic() + GONE_SECONDS
             self._api.wait("pods", _of(run_dir), WATCH_SECONDS)
         return by_itself
@@ -202,7 +204,7 @@ class KubeRayJobs(ClusterExecutor):
         If a RayJob is deleted without the objects that it owns, KubeRay stops it (SIGTERM) and its pods remain. One of
         these has the last lines of the log.
         """
-        # Before KubeRay is asked: Ray kills whom it has given all of the grace.
+        # Computed before the stop is requested, so that the deadline is never after Ray's own.
         deadline = time.monotonic() + grace_seconds
         jobs = self._jobs(run_dir)
         for job in filter(_runs, jobs):
@@ -225,8 +227,8 @@ class KubeRayJobs(ClusterExecutor):
         if "name" in (record := read_record(run_dir / RECORD_FILE)):
             names.add(record["name"])
         for name in names:
-            # The submitter, to which KubeRay gives the name of its RayJob, not its labels; and the Secret, as listing
-            # Secrets would be a right to read them all.
+            # KubeRay gives the submitter's Job the name of the RayJob, but not its labels. The Secret is not listed,
+            # because the right to list Secrets is a right to read all of them.
             self._api.delete("jobs", name)
             self._api.delete("secrets", name)
         for resource, items in left.items():
@@ -289,8 +291,9 @@ def _template(settings: Settings) -> Path:
     if path := dict(settings.executor_options).get("TEMPLATE"):
         return Path(path)
     raise ValueError(
-        "EVENKEEL_EXECUTOR=kuberay needs EVENKEEL_KUBERAY_TEMPLATE, a file with the RayClusterSpec of its runs: the "
-        "Helm chart makes one"
+        "EVENKEEL_EXECUTOR=kuberay needs EVENKEEL_KUBERAY_TEMPLATE, a file with the "
+        "RayClusterSpec of its runs: the "
+        "Helm chart creates one"
     )
 
 

@@ -38,13 +38,18 @@ class LocalRuns(Executor):
     def check_settings(cls, settings: Settings) -> None:
         if (settings.ray_address or "").startswith(("http://", "https://")):
             raise ValueError(
-                f"EVENKEEL_RAY_ADDRESS is '{settings.ray_address}': with EVENKEEL_EXECUTOR={settings.executor} it is "
-                "HOST:6379, or left out"
+                f"EVENKEEL_RAY_ADDRESS is '{settings.ray_address}': with "
+                f"EVENKEEL_EXECUTOR={settings.executor} it is "
+                "HOST:6379 or unset"
             )
 
     @classmethod
     def diagnose(cls, settings: Settings) -> Iterator[Check]:
         yield _diagnose_cluster(settings.ray_address)
+
+    def warm_up(self) -> None:
+        if self._warm_pool is not None:
+            self._warm_pool.warm_up(run_process.environment_of_runs())
 
     def launch(self, run_dir: Path, /) -> int:
         return run_process.launch(run_dir, command=self._command, warm_pool=self._warm_pool)

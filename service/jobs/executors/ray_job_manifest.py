@@ -30,7 +30,7 @@ PRE_STOP = ("python", "-m", "trainer.runs.preemption")
 OVERHEAD_BYTES = 2**30
 """Memory of a worker's pod in addition to its rank's, for Ray's own processes and object store."""
 KEEP_CLUSTER_SECONDS = 60
-"""Time for which a cluster outlives its run if the service is away and cannot delete it."""
+"""Time for which a cluster outlives its run if the service is down and cannot delete it."""
 TOKEN_KEY = "token"
 Document = dict[str, Any]
 
@@ -54,7 +54,7 @@ class ClusterTemplate:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ValueError(
                 f"{source}: not a RayClusterSpec with headGroupSpec and workerGroupSpecs, each with a container and "
-                f"its image ({type(error).__name__}: {error}); take the one of the Helm chart"
+                f"its image ({type(error).__name__}: {error}); use the template of the Helm chart"
             ) from None
         if not self._groups or set(self._groups) - {"cpu", "gpu"}:
             raise ValueError(f"{source}: its workerGroupSpecs are {sorted(self._groups)}: name them cpu, gpu or both")
@@ -69,7 +69,7 @@ class ClusterTemplate:
         try:
             return cls(yaml.safe_load(path.read_text("utf-8")), str(path))
         except (OSError, UnicodeError, yaml.YAMLError) as error:
-            raise ValueError(f"EVENKEEL_KUBERAY_TEMPLATE: {error}; take the one of the Helm chart") from None
+            raise ValueError(f"EVENKEEL_KUBERAY_TEMPLATE: {error}; use the template of the Helm chart") from None
 
     def cluster(self, resources: Resources, workers: int | None = None) -> Document:
         """Return the spec of a cluster for a job's resources; ``workers``, if given, replaces their number of workers.
@@ -80,7 +80,7 @@ class ClusterTemplate:
         gpus = math.ceil(resources.gpus_per_worker)
         name = "gpu" if gpus else "cpu"
         if name not in self._groups:
-            remedy = "add one, or ask for no GPUs" if gpus else "add one"
+            remedy = "add one, or request no GPUs" if gpus else "add one"
             raise ValueError(f"{self._source} has no worker group '{name}', which the job needs: {remedy}")
         spec, group = copy.deepcopy((self._document, self._groups[name]))
         workers = workers or resources.num_workers
@@ -157,7 +157,7 @@ def ray_job(
     """
     labels = labels_of(run)
     if shlex.quote(str(directory)) != str(directory):
-        raise ValueError(f"{directory}: a run directory with characters that a shell reads; rename it")
+        raise ValueError(f"{directory}: the run directory has characters that are special in a shell; rename it")
     name = object_name(run["run_id"], run.get("attempt", 1))
     workers = (run.get("workers") or {}).get("number")
     cluster = template.cluster(StoredJob(run.get("job") or {}).resources, workers)
@@ -181,10 +181,10 @@ def ray_job(
         "kind": "RayJob",
         "metadata": {"name": name, "labels": labels | ({QUEUE_LABEL: queue} if queue else {})},
         "spec": {
-            # exec: the job's exit code, and its signals, are the run's own.
+            # With exec the run itself gets the job's signals and sets its exit code.
             "entrypoint": shlex.join(("exec", *entrypoint, "--run-dir", str(directory))),
             "jobId": name,
-            "submissionMode": "K8sJobMode",  # the only one whose log outlives the cluster
+            "submissionMode": "K8sJobMode",  # the only mode whose log outlives the cluster
             "submitterConfig": {"backoffLimit": 0},
             "submitterPodTemplate": submitter,
             "backoffLimit": 0,
@@ -211,7 +211,7 @@ def _warn_before_the_end(template: Document, seconds: int) -> None:
     """Make a pod that is evicted, or whose node is drained, stop its run first; values set in the template are kept."""
     spec = template["spec"]
     spec["containers"][0].setdefault("lifecycle", {}).setdefault("preStop", {"exec": {"command": list(PRE_STOP)}})
-    # Kubernetes' own is 30 seconds.
+    # Kubernetes' default is 30 seconds.
     spec.setdefault("terminationGracePeriodSeconds", max(30, seconds + 10))
 
 

@@ -4,8 +4,8 @@ There is one submission per attempt, named ``RUN-ATTEMPT``. It is recorded in ``
 before it is submitted, so that after a crash at any point the run is found again.
 
 Ray's own client is not used because it would import Ray. Observed with Ray 2.60: a submission id that was used before
-gives 500. A job that has not started cannot be deleted (500); stopping takes effect only when its turn comes, at once
-after its start. The log is always returned whole.
+gives 500. A job that has not started cannot be deleted (500), and a stop takes effect only once it has started. The log
+is always returned whole.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class RayApi:
         """Submit a job described by ``document``.
 
         Raises:
-            ExecutorUnavailable: The cluster did not accept the job, perhaps because its id exists: :meth:`job` tells.
+            ExecutorUnavailable: The cluster did not accept the job, perhaps because its id exists: check with
+                :meth:`job`.
         """
         self._ask("POST", "/api/jobs/", json=document, timeout=SUBMIT_SECONDS)
 
@@ -146,7 +147,7 @@ class RayApi:
             raise self._unknown(error) from error
         if answer.status_code in (401, 403):
             message = (
-                f"the Ray cluster at {self.address} does not take our token ({answer.status_code}): {TOKEN_REMEDY}"
+                f"the Ray cluster at {self.address} does not accept our token ({answer.status_code}): {TOKEN_REMEDY}"
             )
             raise ExecutorUnavailable(message)
         if not answer.is_success and answer.status_code != 404:
@@ -196,7 +197,7 @@ class RayJobs(ClusterExecutor):
     def from_settings(cls, settings: Settings) -> RayJobs:
         token = ray_token()
         if token is None:
-            raise ValueError(f"EVENKEEL_EXECUTOR=ray_jobs submits with a token only, and finds none: {TOKEN_REMEDY}")
+            raise ValueError(f"EVENKEEL_EXECUTOR=ray_jobs needs a token, and finds none: {TOKEN_REMEDY}")
         assert settings.ray_address is not None
         return cls(
             RayApi(settings.ray_address, token),
@@ -218,7 +219,7 @@ class RayJobs(ClusterExecutor):
     def diagnose(cls, settings: Settings) -> Iterator[Check]:
         token = ray_token()
         if token is None:
-            yield Check("executor", "fail", "ray_jobs submits with a token only, and finds none", TOKEN_REMEDY)
+            yield Check("executor", "fail", "ray_jobs needs a token, and finds none", TOKEN_REMEDY)
             return
         assert settings.ray_address is not None
         api = RayApi(settings.ray_address, token)
@@ -268,7 +269,7 @@ class RayJobs(ClusterExecutor):
         job = self._api.job(record["submission_id"]) if "submission_id" in record else None
         if job is None:
             return False
-        # A job that waits is ended by its next word, and until then holds nothing.
+        # A waiting job ends as soon as it would start, and holds no resources until then.
         alive = job["status"] not in ENDED and not (job["status"] == "PENDING" and record["asked_to_stop"])
         self._fetch_log(run_dir, record, last=not alive)
         return alive
@@ -280,7 +281,7 @@ class RayJobs(ClusterExecutor):
             return True
         submission_id = record["submission_id"]
         write_json(run_dir / JOB_FILE, {**record, "asked_to_stop": True})
-        # Before the cluster is asked: whom it kills when the grace is over has had all of it.
+        # Read before the stop is requested: a job that the cluster kills has then had the whole grace period.
         asked_at = time.monotonic()
         self._api.stop(submission_id)
         while True:
@@ -306,7 +307,7 @@ class RayJobs(ClusterExecutor):
         """
         directory = self._on_cluster(run, run_dir)
         variables = variables_of(run, directory, self._stop_seconds)
-        # With a run storage it is one of the cache of the host that the cluster chooses.
+        # With a run storage, the run directory is in the cache of the host that the cluster chooses.
         stored = run.get("storage") is not None
         if stored:
             del variables[RUN_DIR_VARIABLE]
@@ -314,7 +315,7 @@ class RayJobs(ClusterExecutor):
             variables |= {REPORT_URL_VARIABLE: run["report"]["url"], REPORT_TOKEN_VARIABLE: run["report"]["token"]}
         return {
             "submission_id": submission_id,
-            # exec: the job's exit code, and its signals, are the run's own.
+            # With exec the run itself gets the job's signals and sets its exit code.
             "entrypoint": shlex.join(("exec", *self._entrypoint, *(() if stored else ("--run-dir", str(directory))))),
             "runtime_env": {"env_vars": variables},
             "entrypoint_num_cpus": 0,
@@ -342,9 +343,9 @@ class RayJobs(ClusterExecutor):
 
 def _free(address: str, nodes: Sequence[FreeResources] | None) -> Check:
     if nodes is None:
-        free = "does not tell what is free: jobs are submitted whenever EVENKEEL_MAX_RUNS lets them"
+        free = "does not report its free resources: only EVENKEEL_MAX_RUNS limits the number of runs"
         return Check("executor", "warn", f"{address} answers, token on, but {free}", "wait for its autoscaler")
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     where = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
     free = f"{cpus:g} CPUs and {gpus:g} GPUs free on {where}"
-    return Check("executor", "ok", f"{address} answers, token on, nobody is let in without; {free}")
+    return Check("executor", "ok", f"{address} answers, and only with a token; {free}")

@@ -95,7 +95,7 @@ def calibration_chart(points: Sequence[tuple[float, float]], title: str) -> Mark
     line = path((x(prediction), y(share)) for prediction, share in points)
     parts.append(f'<polyline class="line series-1" points="{line}"/>')
     for prediction, share in points:
-        parts.append(dot(x(prediction), y(share), f"predicted {prediction:.4f}, was {share:.4f}", "series-1"))
+        parts.append(dot(x(prediction), y(share), f"predicted {prediction:.4f}, observed {share:.4f}", "series-1"))
     return svg(parts, WIDTH, HEIGHT, title)
 
 

@@ -58,7 +58,7 @@ def _version(manifest: dict[str, Any], current: str | None) -> dict[str, Any]:
         "can_promote": version != current
         and manifest["state"] not in ("expired", "candidate")
         and not manifest["damaged"],
-        # Versions are numbered, so an earlier one is behind what is served.
+        # Version names sort by age, so a smaller one is older than the served version.
         "is_rollback": current is not None and version < current,
     }
 
@@ -100,7 +100,7 @@ def _chart(metric: str, judged: Sequence[tuple[Mapping[str, Any], Mapping[str, A
     at_most = _is_at_most(last)
     title = (
         f"{metric} of {len(measured)} versions: last {_text(last['value'])}, "
-        f"{'at most' if at_most else 'at least'} {_text(last['threshold'])} is asked for"
+        f"required {'at most' if at_most else 'at least'} {_text(last['threshold'])}"
     )
     return {
         "metric": metric,

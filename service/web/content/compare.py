@@ -29,7 +29,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
     """
     ids = list(dict.fromkeys(request.query.getlist("job")))
     if len(ids) > MAX_JOBS:
-        raise invalid(FieldProblem("job", f"there are {len(ids)} jobs", f"compare {MAX_JOBS} at most"))
+        raise invalid(FieldProblem("job", f"there are {len(ids)} jobs", f"compare at most {MAX_JOBS}"))
     query = job_records.listing(request.principal.sees, None, None, None).where(tables.job.c.id.in_(ids))
     async with request.state.database.read() as connection:
         rows = (await connection.execute(query)).mappings().all()

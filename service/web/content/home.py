@@ -40,10 +40,10 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
             content["counts"] = await _counts(connection, request.principal.sees)
             unfinished = tables.job.c.state.in_(UNFINISHED)
             content["under_way"] = await _jobs(connection, request, unfinished, NUM_UNDER_WAY)
-            # Not "in TERMINAL": by an index of states nearly all jobs would be read, and sorted for the newest.
+            # Not "in TERMINAL": the database would use the index of states, read nearly all jobs and sort them.
             content["ended"] = await _jobs(connection, request, ~unfinished, NUM_ENDED)
             content["schedules"] = await _next_firings(connection, request.principal.tenant)
-    store = request.state.store_health.answer(0)  # waited for above
+    store = request.state.store_health.answer(0)  # readiness() has waited for it
     if request.allows("features:read") and store is not None and not store.reached:
         content["store_away"] = store.message  # each collection would wait for the server
     elif request.allows("features:read"):
@@ -52,7 +52,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
         except Problem as problem:
             if problem.status != 503:
                 raise
-            content["store_away"] = problem.detail  # jobs and schedules are to be seen all the same
+            content["store_away"] = problem.detail  # jobs and schedules are still shown
         else:
             content["held"] = [
                 collection for collection in content["collections"] if collection["held_now"] is not None

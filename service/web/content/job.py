@@ -121,7 +121,7 @@ def _progress(file: Path) -> list[dict[str, Any]]:
             continue
         try:
             event = json.loads(line)
-        except (ValueError, RecursionError):  # cut off: the first of what was read, or one that is being written
+        except (ValueError, RecursionError):  # an incomplete line: the first one read, or one that is being written
             continue
         if event.get("type") == "progress" and isinstance(event.get("step"), int):
             progress.append(event)

@@ -12,7 +12,7 @@ from trainer.spec.stored_specs import StoredJob
 
 
 def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
-    """Return a job's row in a list: percent done, seconds taken, last AUC per split, why held, what failed."""
+    """Return a job's row in a list: its fields, with percent done, duration, last metrics and reasons for a hold."""
     progress, publication = job["progress"] or {}, job["publication"] or {}
     begun, ended = job["started_at"], job["finished_at"]
     return {

@@ -1,4 +1,4 @@
-"""The form for a new job: a spec to edit by fields or as text, a copy of another job's or a minimal one."""
+"""The form for a new job: a minimal spec or a copy of another job's spec, to edit by fields or as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_DATASETS = 200
 
 
 async def gather(request: DashboardRequest) -> dict[str, Any]:
-    """Return the spec in the new form: a copy of the spec of the job in the query's ``from``, or :func:`first_spec`.
+    """Return the form's values; its spec is that of the job in the query's ``from``, or else :func:`first_spec`.
 
     Raises:
         Problem: 404 for a job that is not of the key's tenant.
@@ -54,7 +54,7 @@ def without_defaults(document: dict[str, Any]) -> dict[str, Any]:
     try:
         spec = JobSpec.model_validate(document)
         short = spec.model_dump(mode="json", exclude_defaults=True)
-        # A default that depends on other fields.
+        # The default of ``decay`` depends on other fields, so a spec without it is tried.
         optimizer = {name: value for name, value in short.get("optimizer", {}).items() if name != "decay"}
         shorter = short | ({"optimizer": optimizer} if optimizer else {})
         return next(
@@ -75,7 +75,7 @@ def _without_words(part: Any) -> Any:
         return [_without_words(inner) for inner in part]
     if not isinstance(part, dict):
         return part
-    # A field may be called so: what it is called by is a text, what it is is not.
+    # A field may be named "title" or "description"; its value is then a schema and not a string.
     return {
         name: _without_words(inner)
         for name, inner in part.items()

@@ -1,8 +1,9 @@
 """Comparison of two versions of a collection: their drift, and maps of their vectors.
 
 One map shows the vectors of both versions as they are served, the other shows them as they would be without alignment.
-Both have the same axes: the two directions in which the earlier version's vectors differ most. Without the alignment a
-run's vectors have coordinates of their own, so its map is what a consumer of the earlier version would have read.
+Both have the same axes: the two directions in which the earlier version's vectors differ most. Without alignment, each
+run's vectors have coordinates of their own: the second map shows what a consumer of the earlier version would have
+read.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _pair(collection: Collection, before: str, after: str, tenant: str) -> dict[
     readers = collection.open(before), collection.open(after)
     if readers[0].dim != readers[1].dim:
         dims = f"{before} has {readers[0].dim} coordinates and {after} {readers[1].dim}"
-        raise invalid(FieldProblem("before", dims, "compare versions of one dimension"))
+        raise invalid(FieldProblem("before", dims, "compare versions of the same dimension"))
     key = tenant, collection.name, *((reader.version, identity_of(reader)) for reader in readers)
     with _lock:
         if key in _kept:
@@ -99,8 +100,8 @@ def drift(before: VersionReader, after: VersionReader) -> dict[str, Any] | None:
 
     Returns:
         ``num_items`` compared; ``mean``, ``low`` (10th percentile) and ``least`` cosine of an item's two vectors;
-        ``svg``, a histogram of cosines; ``moved``, the ids that moved most, each with its cosine; how many ids ``came``
-        and ``went``.
+        ``svg``, a histogram of cosines; ``moved``, the ids that moved most, each with its cosine; the numbers of ids
+        that ``came`` and ``went``.
     """
     pair = shared_directions(before, after, DRIFT_ITEMS)
     if not pair.ids:
@@ -184,8 +185,11 @@ def _unturned(collection: Collection, after: VersionReader, directions: Array) -
     try:
         rotation = collection.rotation(after.version)
     except StoreError:
-        return None, f"The rotation of {after.version} is not stored, so what it was without it cannot be shown."
+        return (
+            None,
+            f"The rotation of {after.version} is not stored, so its vectors before the rotation cannot be shown.",
+        )
     if np.abs(rotation - np.eye(len(rotation))).max() < SAME_ROTATION:
-        return None, f"{after.version} was not turned: its run's own coordinates are those that are served."
+        return None, f"{after.version} was not rotated: the coordinates of its run are served."
     turned: Array = directions @ rotation.T
     return turned, ""

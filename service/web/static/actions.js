@@ -1,4 +1,4 @@
-// What changes something: a dialog that asks, then the request that the API documents.
+// Actions that change something: a dialog asks for confirmation, then a request goes to the documented API.
 "use strict";
 
 (() => {
@@ -13,7 +13,7 @@
     tell.timer = setTimeout(() => (done.hidden = true), 6000);
   }
 
-  // The fields of the form as JSON: what is left empty is left out.
+  // Return the fields of the form as JSON, without empty fields.
   function bodyOf(form) {
     const body = JSON.parse(form.dataset.body || "{}");
     for (const field of form.elements) {
@@ -33,7 +33,7 @@
     secret.value = answer[form.dataset.reveal];
     const label = document.createElement("label");
     label.htmlFor = secret.id;
-    label.textContent = "Shown this once, kept nowhere:";
+    label.textContent = "Shown only this once, save it now:";
     const close = document.createElement("button");
     close.type = "button";
     close.dataset.close = "";
@@ -85,7 +85,7 @@
     if (button) {
       asked = button.dataset.ask;
       const form = document.getElementById(asked).content.firstElementChild.cloneNode(true);
-      // crypto.randomUUID is there on https and localhost alone.
+      // crypto.randomUUID exists only on https and localhost.
       form.dataset.once = crypto.randomUUID ? crypto.randomUUID() : `${Date.now()}-${Math.random()}`;
       dialog.replaceChildren(form);
       dialog.showModal();

@@ -1,4 +1,4 @@
-// The frame's own script: signing in and out, keeping the content as it is on the server, loading slow parts.
+// Script of every page: signs in and out, refreshes the content from the server, loads slow parts.
 "use strict";
 
 const EVERY_SECONDS = 3;
@@ -52,7 +52,7 @@ function startContent(content) {
   const live = document.getElementById("live");
   let etag = "";
   let answeredAt = Date.now();
-  // As the server sent it: what a visitor opened or typed since is no difference.
+  // The parts as the server sent them: what a visitor has opened or typed since then is not a change.
   let sent = [...content.children].map((part) => part.outerHTML);
 
   function say(text, late) {
@@ -75,7 +75,7 @@ function startContent(content) {
     }
   }
 
-  // Parts that are the same stay; one that keeps itself (data-keep) stays as long as there is one of its id.
+  // Unchanged parts stay. A part with data-keep stays in any case, as long as the new page has a part with its id.
   function replace(html) {
     const page = document.createElement("template");
     page.innerHTML = html;
@@ -124,7 +124,7 @@ function startContent(content) {
   setInterval(update, EVERY_SECONDS * 1000);
 }
 
-// Slow parts come once the page is there: at once, or when their button is pressed.
+// Slow parts are loaded after the page: at once, or when their button is pressed.
 async function loadPart(part, address) {
   part.setAttribute("aria-busy", "true");
   try {

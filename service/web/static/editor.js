@@ -1,5 +1,5 @@
-// The spec of a new job, by fields or as text: validated while it is typed, by the dry run that the API documents,
-// then submitted.
+// The editor of a new job's spec, by fields or as text. A dry run of the API validates the spec while it is typed;
+// then it is submitted.
 "use strict";
 
 (() => {
@@ -41,7 +41,7 @@
 
   function estimated(estimate) {
     const memory = estimate?.peak_memory_bytes;
-    return memory ? `Valid. It is predicted to take ${gibibytes(memory)} of memory at its peak, ${Math.max(1, Math.ceil(estimate.seconds_per_epoch))} s an epoch.` : "Valid.";
+    return memory ? `Valid. Predicted: ${gibibytes(memory)} of memory at its peak, ${Math.max(1, Math.ceil(estimate.seconds_per_epoch))} s per epoch.` : "Valid.";
   }
 
   function parsed() {

@@ -53,7 +53,7 @@
         text = (text + more.slice(begin)).slice(-MAX_CHARACTERS);
       }
     } catch {
-      // The frame says that nothing answers.
+      // The frame shows that the service does not answer.
     }
     isReading = false;
     show();

@@ -1,21 +1,21 @@
-// The neighbours of an item in one version or in two, beside each other; each of them can be asked for in turn.
+// The neighbours of an item in one version, or in two versions side by side; a click on one shows its neighbours.
 "use strict";
 
 (() => {
   async function ask(url, id, k, version) {
-    // Ids beyond 2^53 travel as text, which the API takes for either type.
+    // Ids are sent as text, which the API accepts for both id types: numbers beyond 2^53 would be rounded.
     const body = JSON.stringify({ id, k, version });
     const answer = await fetch(url, { method: "POST", headers: { "Content-Type": "application/json" }, body });
     const said = await answer.text();
     if (!answer.ok) throw new Error(JSON.parse(said).detail);
-    // Integers as they are written: JSON.parse would round those beyond 2^53.
+    // Read integer ids as text, because JSON.parse would round those beyond 2^53.
     return JSON.parse(said.replace(/"id":\s*(-?\d+)/g, '"id":"$1"'));
   }
 
   function column(found, others) {
     const part = document.createElement("div");
     const title = document.createElement("h3");
-    title.textContent = found.version + (found.exact ? "" : " (by an index)");
+    title.textContent = found.version + (found.exact ? "" : " (approximate, from an index)");
     const list = document.createElement("ol");
     list.className = "neighbors";
     for (const item of found.items) {
@@ -31,7 +31,7 @@
       entry.append(button, cosine);
       if (others && !others.has(item.id)) {
         entry.className = "new";
-        entry.append(Object.assign(document.createElement("span"), { className: "quiet", textContent: "here alone" }));
+        entry.append(Object.assign(document.createElement("span"), { className: "quiet", textContent: "only here" }));
       }
       list.append(entry);
     }

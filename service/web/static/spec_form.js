@@ -2,7 +2,7 @@
 "use strict";
 
 class SpecForm {
-  // element: where the form stands. schema: of the whole document, with $defs. choices: values to offer, by field
+  // element: parent of the form. schema: schema of the whole document, with $defs. choices: values to offer, by field
   // ("dataset.name"). edit: called with a function that changes the document.
   constructor(element, schema, choices, edit) {
     this.element = element;
@@ -16,7 +16,7 @@ class SpecForm {
     }, true);
   }
 
-  // Shows a document; what was opened stays open, and the control that has the focus keeps it.
+  // Shows a document; opened sections stay open, and the control with the focus keeps it.
   show(document_) {
     const focused = document.activeElement?.dataset?.field;
     this.document = document_;
@@ -24,7 +24,7 @@ class SpecForm {
     if (focused) this.control(focused)?.focus();
   }
 
-  // Marks the controls of what is wrong: [{field, message, remedy}]. What is in a section opens it.
+  // Marks the controls of invalid fields, given as [{field, message, remedy}], and opens their sections.
   mark(errors) {
     for (const one of this.element.querySelectorAll(".problem")) one.remove();
     for (const one of this.element.querySelectorAll("[aria-invalid]")) {
@@ -43,7 +43,7 @@ class SpecForm {
     }
   }
 
-  // The control of a field, or of the field that it is in.
+  // Returns the control of a field, or of the nearest field around it that has one.
   control(field) {
     for (let parts = field.split("."); parts.length; parts.pop()) {
       const found = this.element.querySelector(`[data-field="${CSS.escape(parts.join("."))}"]`);
@@ -54,7 +54,7 @@ class SpecForm {
 
   // --- from the schema ------------------------------------------------------------------------------------------------
 
-  // A schema without references, and without null as one of two.
+  // Returns a schema with references resolved; "X or null" becomes X with isNullable.
   resolved(schema) {
     let { $ref, ...own } = schema;
     if ($ref) own = { ...this.schema.$defs[$ref.split("/").at(-1)], ...own };
@@ -98,7 +98,7 @@ class SpecForm {
     section.dataset.section = name;
     const summary = SpecForm.made("summary");
     const value = this.value(path);
-    const said = value?.kind || (value && Object.keys(value).length ? Object.keys(value).join(", ") : "as by default");
+    const said = value?.kind || (value && Object.keys(value).length ? Object.keys(value).join(", ") : "default");
     summary.append(SpecForm.made("code", { textContent: path.at(-1) }), ` `, SpecForm.made("span", { className: "quiet", textContent: said }));
     section.append(summary, ...rows);
     if (schema.isNullable) {
@@ -109,7 +109,7 @@ class SpecForm {
     return section;
   }
 
-  // Of an object that the document does not have, and need not have.
+  // Returns the row of an optional object that the document lacks, with a button that adds it.
   absent(schema, path) {
     const row = SpecForm.made("div", { className: "row" });
     const add = SpecForm.made("button", { type: "button", className: "quiet", textContent: "Add" });
@@ -123,7 +123,7 @@ class SpecForm {
     return row;
   }
 
-  // Of one object of several kinds: which, and the fields of that kind.
+  // Returns the rows of an object of several kinds: a choice of the kind, and the fields of that kind.
   kinds(schema, path) {
     const tag = schema.discriminator.propertyName;
     const kinds = schema.discriminator.mapping;
@@ -137,7 +137,7 @@ class SpecForm {
     return [this.row({ enum: Object.keys(kinds) }, [...path, tag], true, put), ...this.rows(chosen, path)];
   }
 
-  // Of objects by name: each with its fields, and a name to add one by.
+  // Returns the rows of named objects: a section for each, and an input for the name of a new one.
   named(schema, path) {
     const one = this.resolved(schema.additionalProperties);
     const sections = Object.keys(this.value(path) || {}).map((name) => this.section({ ...one, isNullable: true }, [...path, name], this.rows(one, [...path, name])));

@@ -257,19 +257,19 @@ def test_memory_is_taken_as_rows_are_given_out():
 def test_errors_say_what_is_wrong():
     settings = IdMapSettings(capacity=10)
     good = table(settings)
-    with pytest.raises(ValueError, match="its settings needs 12 rows and grows=True"):
+    with pytest.raises(ValueError, match="its settings need 12 rows and grows=True"):
         DynamicTables({"item": settings}, [TableConfig("item", 12, DIM, ("item",))], SGD(0.1))
-    with pytest.raises(ValueError, match="has 12 rows and grows=True, its settings needs 7 rows"):
+    with pytest.raises(ValueError, match="has 12 rows and grows=True, but its settings need 7 rows"):
         DynamicTables({"item": IdMapSettings(capacity=5)}, [good], SGD(0.1))
-    with pytest.raises(ValueError, match="its settings is not given"):
+    with pytest.raises(ValueError, match="its settings are not given"):
         DynamicTables({}, [good], SGD(0.1))
-    with pytest.raises(ValueError, match="settings is of tables \\['user'\\], which are not there"):
+    with pytest.raises(ValueError, match="settings names tables \\['user'\\], which do not exist"):
         DynamicTables({"item": settings, "user": settings}, [good], SGD(0.1))
-    with pytest.raises(ValueError, match="rows 0 and 1 are padding and the unknown id's"):
+    with pytest.raises(ValueError, match="rows 0 and 1 must be padding and unknown ids"):
         DynamicTables({"item": settings}, [table(settings, first_live_row=0)], SGD(0.1))
-    with pytest.raises(ValueError, match="SSE could draw a row that is nobody's"):
+    with pytest.raises(ValueError, match="SSE could draw a row without an id"):
         DynamicTables({"item": settings}, [good], SGD(0.1), sse={"item": SSEConfig(0.1)})
-    with pytest.raises(ValueError, match="the number of a row says nothing of its id"):
+    with pytest.raises(ValueError, match="a row's number does not determine its id"):
         TableConfig("item", 12, DIM, ("item",), init=InitConfig("normal"), grows=True)
     tables = make(settings)
     with pytest.raises(ValueError, match="raw ids must be int64"):

@@ -365,7 +365,7 @@ def test_the_third_honest_day_opens_a_generation_in_the_same_coordinates(
     manifests = [collection.manifest(str(end.version)) for end in ends]
     assert [one["sound"] for one in manifests] == [True] * 3
     assert [one["not_released"] for one in manifests] == [
-        "1 of 3 honest refreshes in a row", "2 of 3 honest refreshes in a row", None,
+        "1 of 3 sound refreshes in a row", "2 of 3 sound refreshes in a row", None,
     ]  # fmt: skip
     assert [one["released"] for one in manifests[:2]] == [None] * 2
     released = manifests[2]["released"]
@@ -456,7 +456,7 @@ def test_a_fault_is_never_released(refresh: Refresh, collection: Collection, fau
         assert end.diagnosis["cause"] == {"rows": "rows", "model": "model", "dim": "generation"}.get(fault, "run")
     # A row of faults does not count for an honest one that follows.
     assert refresh(noisy(elsewhere(), 9), Gate(max_held=2), counts=counts, models=MODELS).status == "held"
-    assert collection.versions()[-1]["not_released"] == "1 of 2 honest refreshes in a row"
+    assert collection.versions()[-1]["not_released"] == "1 of 2 sound refreshes in a row"
 
 
 @pytest.mark.parametrize(("compared", "said"), [(SKIPPED, SKIPPED.skipped), (None, "compared with the served one")])

@@ -262,4 +262,4 @@ def test_few_items_go_on_where_nothing_has_to_be_aligned(store: Store) -> None:
     assert "publish.align: false" in held.reasons[0]
     other = publish(store, few, apart, ids=np.arange(100, 113))
     assert other.status == "held"
-    assert "no item that both have" in other.reasons[0]
+    assert "no item with a vector in both versions" in other.reasons[0]

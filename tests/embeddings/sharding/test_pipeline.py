@@ -252,7 +252,7 @@ def set_late(kind, where):
 def test_a_place_that_is_not_the_batchs_is_refused(ranks, kind):
     for completed, told in ranks(2).run(set_late, kind, "nowhere"):
         assert completed == 0
-        assert told.startswith("SSE draws by step and sample, and it is not set which ones come: call set_context")
+        assert told.startswith("SSE draws by step and sample, and these are not set: call set_context")
     # A rank without a table has no steps to compare, and would wait for the others.
     if kind != "table_wise":
         for completed, told in ranks(2).run(set_late, kind, "before progress"):

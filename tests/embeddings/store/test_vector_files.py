@@ -76,7 +76,7 @@ def test_an_index_finds_each_item_by_its_own_vector(collection, tmp_path, librar
 
 
 def test_what_cannot_be_written_is_refused(collection, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"end it in one of \.parquet, \.safetensors, \.usearch, \.faiss"):
+    with pytest.raises(ValueError, match=r"use one of \.parquet, \.safetensors, \.usearch, \.faiss"):
         export_vectors(collection, tmp_path / "v.npz")
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ImportError, match=r"pip install 'evenkeel\[faiss\]'"):

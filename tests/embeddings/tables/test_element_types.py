@@ -49,7 +49,7 @@ def test_what_the_compiled_kernels_lack_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_layout_refuses_what_a_kernel_would_misread() -> None:
-    with pytest.raises(ValueError, match=r"state_dtype torch\.float64 beside rows of torch\.float32"):
+    with pytest.raises(ValueError, match=r"state_dtype torch\.float64 does not go with rows of torch\.float32"):
         Layout([TableConfig("a", 5, 2, ("x",))], SGD(), 0, torch.float32, state_dtype=torch.float64)
 
 

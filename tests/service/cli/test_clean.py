@@ -33,5 +33,5 @@ def test_a_folder_that_others_write_is_told_and_left_alone(tmp_path: Path, monke
     (tmp_path / "prepared").chmod(0o777)
     done = CliRunner().invoke(app, ["clean"])
     assert done.exit_code != 0
-    assert "is not this user's alone" in str(done.exception or done.output)
+    assert "other users may access" in str(done.exception or done.output)
     assert (tmp_path / "prepared" / "key.json").exists()

@@ -35,7 +35,7 @@ def test_a_version_is_written(store: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "file", "says"),
     [
-        ("items", "v.npz", "the ending says the format"),
+        ("items", "v.npz", "the ending sets the format"),
         ("others", "v.parquet", "others"),
         ("items", "no/v.parquet", "no/v"),
         ("items", "no/v.safetensors", "no/v.safetensors: No such file or directory"),

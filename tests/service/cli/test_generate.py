@@ -28,8 +28,8 @@ def test_what_cannot_be_written(run, tmp_path: Path):
     done = run("generate", str(tmp_path / "log"), "--churn", "--rows", "2", "--days", "3")
     assert (done.code, done.out) == (1, "")
     assert "2 rows do not fill 3 days" in done.err
-    assert "give more --rows" in done.err
+    assert "use more --rows" in done.err
     (tmp_path / "file").write_text("")
     done = run("generate", str(tmp_path / "file"), "--churn", "--rows", "600", "--days", "3")
     assert done.code == 1
-    assert "name a folder that can be written" in done.err
+    assert "name a folder that you can write to" in done.err

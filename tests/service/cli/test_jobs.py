@@ -70,7 +70,7 @@ def test_submit_of_another_dataset_of_the_same_name_names_what_differs(run: Run,
     new.write_text(yaml.safe_dump_all([dataset | change, job], sort_keys=False))
     done = run("submit", str(new))
     assert (done.code, done.out) == (1, "")
-    assert f"another dataset '{dataset['name']}' is registered, with another {field}\n" in done.err
+    assert f"the registered dataset '{dataset['name']}' is a different one: it has another {field}\n" in done.err
     assert f"evenkeel datasets delete {dataset['name']}" in done.err
 
 

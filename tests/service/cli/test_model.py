@@ -39,7 +39,7 @@ def test_a_job_that_is_not_here(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("EVENKEEL_URL", "https://evenkeel.example.org")
     with pytest.raises(CommandError, match=r"evenkeel\.example\.org is another machine") as caught:
         model.run_dir("xyz")
-    assert "run this there, or export it there and copy the folder" in caught.value.remedy
+    assert "export the model there and copy the folder" in caught.value.remedy
     monkeypatch.setenv("EVENKEEL_URL", "http://127.0.0.1:8080")
     with pytest.raises(CommandError, match=r"runs$"):
         model.run_dir("xyz")

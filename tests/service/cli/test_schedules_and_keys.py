@@ -92,7 +92,7 @@ def test_commands_beside_the_service_make_no_home(
     done = run(*command)
     assert done.code == 1
     assert f"there is no database at {tmp_path}/.evenkeel/evenkeel.db" in done.err
-    assert "set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for serve" in done.err
+    assert "set EVENKEEL_HOME and EVENKEEL_DATABASE_URL as for `evenkeel serve`" in done.err
     assert "Traceback" not in done.err
     assert list(tmp_path.iterdir()) == []
 
@@ -101,8 +101,12 @@ def test_commands_beside_the_service_make_no_home(
 @pytest.mark.parametrize(
     ("variables", "code", "says"),
     [
-        ({"DATABASE_URL": "postgresql+asyncpg://nobody@127.0.0.1:1/none"}, 1, "EVENKEEL_DATABASE_URL as for serve"),
-        ({"DATABASE_URL": "nonsense"}, 1, "EVENKEEL_DATABASE_URL as for serve"),
+        (
+            {"DATABASE_URL": "postgresql+asyncpg://nobody@127.0.0.1:1/none"},
+            1,
+            "EVENKEEL_DATABASE_URL as for `evenkeel serve`",
+        ),
+        ({"DATABASE_URL": "nonsense"}, 1, "EVENKEEL_DATABASE_URL as for `evenkeel serve`"),
         ({"MAX_RUNS": "0"}, 2, "EVENKEEL_MAX_RUNS is '0'"),
     ],
 )

@@ -86,11 +86,11 @@ def test_validate_compares_a_job_with_its_parent(run: Run, served: Served, tmp_p
     job["init_from"]["renamed"] = {"who": "user"}
     done = run("validate", str(serving.write_spec(tmp_path / "renamed.yaml", dataset, job)))
     assert done.code == 0, done.err
-    assert "'user' goes on with what the parent learned of 'who'" in done.err
+    assert "'user' continues with what the parent learned of 'who'" in done.err
     job["init_from"] = {"job": "elsewhere"}
     done = run("validate", str(serving.write_spec(tmp_path / "elsewhere.yaml", dataset, job)))
     assert done.code == 0
-    assert "is not checked: init_from: init_from.job 'elsewhere'" in done.err
+    assert "the parent in init_from was not checked: init_from: init_from.job 'elsewhere'" in done.err
 
 
 def test_validate_refuses_what_does_not_fit_with_the_arithmetic(run: Run, served: Served, spec: Path, tmp_path: Path):

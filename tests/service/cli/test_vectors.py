@@ -53,7 +53,7 @@ def test_versions_and_promote_say_how_the_model_does(run: Run, served: Served):
     column = lines[0].index("MODEL (SERVED)")
     assert {line[1]: line[column] for line in lines[1:]} == {held: "auc 0.7517 (0.7877)", first: ""}
     done = run("promote", "books", held, "--reason", "all the same", "--override-gate")
-    assert "beside the model of v000001" in done.out
+    assert "compared with the model of v000001" in done.out
     (row,) = (line for line in done.lines if line[0] == "country=de")
     assert row == ["country=de", "auc", "0.6517", "0.7877", "-0.0411", "-0.0309", "", "5000"]
     assert "beside" not in run("promote", "books", first, "--reason", "back").out

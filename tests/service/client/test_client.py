@@ -396,7 +396,7 @@ def test_vectors_as_numpy_and_as_arrow(served: Served, client: Client):
     assert client.neighbors("films", vector=vectors[0], k=1, version=version)["items"][0]["id"] == 10
     with pytest.raises(ProblemError):
         client.neighbors("films", id=10, version="v000099")
-    with pytest.raises(ValueError, match="give id=, or vector="):
+    with pytest.raises(ValueError, match="needs id=, or vector="):
         client.neighbors("films")
     frequencies = load(client.layer("films_rff"))["frequencies"]
     phi = RandomFourierFeatures.from_frequencies(frequencies).transform(vectors[:1])
@@ -515,7 +515,7 @@ def test_one_id_is_not_taken_for_several(one: Any):
     """The characters of "12" are ids 1 and 2 of a collection of integers."""
     with Client("http://127.0.0.1:9", "k") as client:
         for call in (client.vectors, partial(client.erase, reason="asked"), partial(client.readmit, reason="asked")):
-            with pytest.raises(TypeError, match=r"of one id write \["):
+            with pytest.raises(TypeError, match=r"for a single id write \["):
                 call("items", one)
 
 

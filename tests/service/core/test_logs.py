@@ -117,7 +117,7 @@ async def test_what_fails_in_the_runner_says_which_job_it_was(
         runs.end_all()
     assert line["logger"] in ("evenkeel.runner", "evenkeel")
     # A round that failed is told of by its TaskHealth, which knows no job: the error itself names it.
-    assert line.get("job_id") == job or f"while job {job} was looked after" in line["traceback"]
+    assert line.get("job_id") == job or f"in the runner's step for job {job}" in line["traceback"]
     assert ("job_id" in line) == (executor is NeverStarts)
 
 

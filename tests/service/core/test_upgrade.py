@@ -93,7 +93,7 @@ async def test_the_service_does_not_start_on_a_newer_database(settings: Settings
     reason = await application._reason_not_to_start(settings)
     assert reason is not None
     assert "revision 0099, which this version of Evenkeel does not know: it was written by a newer one" in reason
-    assert reason.endswith("install that, or restore a backup made before")
+    assert reason.endswith("install that version, or restore an earlier backup")
 
 
 @pytest.mark.parametrize("command", [("retention",), ("keys", "reset-admin")])
@@ -105,7 +105,7 @@ async def test_a_command_leaves_a_newer_database_as_it_is(
     before = settings.home.joinpath("evenkeel.db").read_bytes()
     done = await asyncio.to_thread(run, *command)
     assert done.code == 1
-    assert "written by a newer one; install that, or restore a backup made before" in done.err
+    assert "written by a newer one; install that version, or restore an earlier backup" in done.err
     assert settings.home.joinpath("evenkeel.db").read_bytes() == before
 
 

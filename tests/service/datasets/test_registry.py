@@ -196,7 +196,7 @@ async def test_an_item_table(client: httpx.AsyncClient, dataset_body: dict[str, 
 
     refused(await post(), "items.features.maker", "no column 'firm' in")
     refused(await post(uri="/etc/passwd"), "items.uri", "outside the data roots")
-    refused(await post(on="product"), "items.on", "'product' is no column of the item")
+    refused(await post(on="product"), "items.on", "'product' is not the column of 'item'")
     brand = {"brand": {"type": "id"}}
     made = await post(features=brand)
     assert made.status_code == 201, made.text

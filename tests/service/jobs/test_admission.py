@@ -62,9 +62,9 @@ def test_a_bound_on_memory_is_no_reason_to_refuse() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (needs(cores=2), "needs 2 cores, of 4 cores 1 core free; held by job_a (3 cores, 10.0 GB)"),
-        (needs(memory=7 * GB), "needs 7.0 GB, of 16.0 GB 6.0 GB free"),
-        (needs(cores=1, memory=GB, gpus=2), "needs 2 GPUs, of 1 GPU 1 GPU free"),
+        (needs(cores=2), "needs 2 cores, 1 core of 4 cores free; in use by job_a (3 cores, 10.0 GB)"),
+        (needs(memory=7 * GB), "needs 7.0 GB, 6.0 GB of 16.0 GB free"),
+        (needs(cores=1, memory=GB, gpus=2), "needs 2 GPUs, 1 GPU of 1 GPU free"),
         (needs(cores=1, memory=6 * GB, gpus=1), None),
     ],
 )
@@ -102,7 +102,7 @@ def test_on_a_cluster_each_worker_needs_a_node() -> None:
         asked, [FreeResources(4.0, 8 * GB, 0.0), FreeResources(8.0, GB // 2, 0.0)], {}, 9
     )
     assert found is not None
-    assert "3 workers of 2 cores and 1.0 GB are needed, the cluster has places for 2" in found
+    assert "3 workers of 2 cores and 1.0 GB are needed, the cluster has room for 2" in found
     assert admission.cluster_obstacle(asked, None, {}, 9) is None
     assert "job_a" in str(admission.cluster_obstacle(asked, None, {"job_a": asked}, 1))
 
@@ -176,7 +176,7 @@ async def test_runs_side_by_side_as_far_as_the_host_goes_and_in_order(
                 return told if "needs 2 cores" in told[0] and large in told[1] else None
 
             of_large, of_small = await until(reasons)
-            assert "of 2 cores 0 cores free" in of_large
+            assert "0 cores of 2 cores free" in of_large
             assert first in of_large
             assert second in of_large
             assert of_small == admission.behind(large, of_large)
@@ -185,7 +185,7 @@ async def test_runs_side_by_side_as_far_as_the_host_goes_and_in_order(
             await wait_for(client, first, "cancelled")
 
             async def one_core_is_free() -> Any:
-                return "of 2 cores 1 core free" in str((await client.get(f"/v1/jobs/{large}")).json()["reason"])
+                return "1 core of 2 cores free" in str((await client.get(f"/v1/jobs/{large}")).json()["reason"])
 
             await until(one_core_is_free)
             await asyncio.sleep(5 * settings.follow_seconds)

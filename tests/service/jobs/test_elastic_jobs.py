@@ -50,10 +50,10 @@ def test_on_a_cluster_as_many_begin_as_there_are_places_for() -> None:
     taken, why = admission.choose(NEEDS, refuse_on([node, node]))
     assert taken is not None
     assert taken.workers == 2
-    assert "3 workers of 2 cores and 1.0 GB are needed, the cluster has places for 2" in str(why)
+    assert "3 workers of 2 cores and 1.0 GB are needed, the cluster has room for 2" in str(why)
     taken, why = admission.choose(NEEDS, refuse_on([]))
     assert taken is None
-    assert "1 workers of 2 cores and 2.0 GB are needed, the cluster has places for 0" in str(why)
+    assert "1 workers of 2 cores and 2.0 GB are needed, the cluster has room for 0" in str(why)
 
 
 async def test_what_cannot_be_elastic_is_refused_by_name(reading: httpx.AsyncClient) -> None:

@@ -62,9 +62,9 @@ async def test_a_submitted_job_is_shown(client: httpx.AsyncClient, dataset: str)
         (
             {"tracking": [{"kind": "mlflow", "uri": "http://10.0.0.1"}]},
             "tracking.0.uri",
-            "do not send to http://10.0.0.1",
+            "may not send to http://10.0.0.1",
         ),
-        ({"labels": {f"label-{number}": "x" for number in range(65)}}, "labels", "a job may have 64"),
+        ({"labels": {f"label-{number}": "x" for number in range(65)}}, "labels", "a job may have at most 64"),
     ],
 )
 async def test_a_bad_job_is_refused(
@@ -394,7 +394,7 @@ async def test_report_draws_calibration_and_frequency_buckets(
     assert (await client.get(path)).json()["metrics"][0]["calibration"] == bins
     page = (await client.get(path, headers={"Accept": "text/html"})).text
     assert page.count("<svg") == 2  # AUC, and calibration of the last epoch alone
-    assert "predicted 0.4000, was 0.3000" in page
+    assert "predicted 0.4000, observed 0.3000" in page
     assert "Items by how often they were trained on, test, epoch 2" in page
     for figure in ("812", "0.12500", "0.65430", "77"):
         assert f'<td class="number">{figure}</td>' in page

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import datetime
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 from service.core.database import Database
 from service.core.settings import Settings
+from service.jobs import run_events
 from service.jobs.runner import Runner
 from tests.contracts import store_servers
 from tests.service import published
@@ -94,7 +97,17 @@ async def test_a_run_that_always_dies_ends_failed(service: httpx.AsyncClient) ->
     done = await wait_for(service, job["id"], "failed")
     assert done["attempt"] == 2
     assert done["error"]["code"] == "run-died"
+    assert done["error"]["message"].endswith("the last line of its log is: epoch 1")
     assert "killer" in done["error"]["remedy"]
+
+
+def test_the_last_line_of_a_log_is_of_this_attempt(tmp_path: Path) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    assert run_events._last_line(tmp_path, now) == ""
+    (tmp_path / "log.txt").write_bytes(b"x" * 1000 + b"\nModuleNotFoundError: No module named 'trainer' \xff\x00\n \n")
+    os.utime(tmp_path / "log.txt", (now.timestamp(),) * 2)
+    assert run_events._last_line(tmp_path, now) == "ModuleNotFoundError: No module named 'trainer' \ufffd\ufffd"
+    assert run_events._last_line(tmp_path, now + datetime.timedelta(seconds=1)) == "", "an earlier attempt's"
 
 
 @BOTH
@@ -201,7 +214,7 @@ async def test_rows_whose_storage_is_away_when_a_job_starts_are_worth_another_tr
                 await client.post(f"/v1/jobs/{first['id']}/cancel")
                 done = await wait_for(client, second["id"], "failed")
                 assert (done["attempt"], done["error"]["code"]) == (2, "data-unavailable")
-                assert "did not give it" in done["error"]["message"]
+                assert "did not return it" in done["error"]["message"]
                 answer = await client.post("/v1/datasets", json={"name": "later", **body})
                 assert (answer.status_code, answer.json()["type"]) == (503, "urn:evenkeel:data-unavailable")
                 assert answer.headers["Retry-After"] == "10"

@@ -191,7 +191,7 @@ async def test_a_failing_runner_is_told_and_leaves_the_rest_in_service(app: Fast
     ready = await client.get("/readyz")
     assert ready.status_code == 200
     assert ready.json()["status"] == "degraded"
-    assert ready.json()["checks"]["runner"] == "fails since 30 s: OSError: no space left"
+    assert ready.json()["checks"]["runner"] == "has been failing for 30 s: OSError: no space left"
     assert ready.json()["checks"]["scheduler"] == "ok"
     runner.good()
     assert (await client.get("/readyz")).json()["status"] == "ok"
@@ -219,14 +219,14 @@ def test_task_health_tells_trouble_and_its_end(caplog: pytest.LogCaptureFixture)
             health.failed(error)
     assert len(caplog.records) == 1
     assert caplog.records[0].exc_info
-    assert health.verdict() == (False, "fails since 199 s: OSError: no space left")
+    assert health.verdict() == (False, "has been failing for 199 s: OSError: no space left")
     clock.now += LOG_AGAIN_SECONDS
     health.failed(OSError("no space left"))
     health.failed(OSError("something else"))
     assert len(caplog.records) == 3
     caplog.set_level(logging.WARNING)
     health.good()
-    assert "well again" in caplog.records[-1].getMessage()
+    assert "works again" in caplog.records[-1].getMessage()
     assert health.verdict() == (True, "ok")
 
 
@@ -238,7 +238,7 @@ def test_task_health_forgives_a_moment_and_notices_silence() -> None:
     assert health.verdict()[0]
     health.good()
     clock.now += SILENT_SECONDS
-    assert health.verdict() == (False, f"has not come round for {SILENT_SECONDS:.0f} s")
+    assert health.verdict() == (False, f"has not completed a round for {SILENT_SECONDS:.0f} s")
 
 
 # --- looks -----------------------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ def test_images_are_not_built_without_a_tool_that_builds(tmp_path: Path):
         [ROOT / "deploy" / "images.sh"], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "neither podman nor buildah nor a running docker is here: install one" in done.stderr
+    assert "neither podman nor buildah nor a running docker is available: install one" in done.stderr
 
 
 def test_validators():

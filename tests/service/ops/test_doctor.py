@@ -91,9 +91,9 @@ def test_every_finding_that_is_not_ok_has_a_remedy(monkeypatch: pytest.MonkeyPat
     [
         ("DATABASE_URL", "postgres:evenkeel@db/evenkeel", "database", "write postgresql+asyncpg://USER:PASSWORD@HOST"),
         ("DATABASE_URL", "postgresql://evenkeel@db:port/evenkeel", "database", "is no database URL"),
-        ("DATABASE_URL", "mysql://root@127.0.0.1/test", "database", "names a database of mysql: write postgresql"),
+        ("DATABASE_URL", "mysql://root@127.0.0.1/test", "database", "has the unknown scheme mysql: write postgresql"),
         ("URL", "http://127.0.0.1:99999", "service", "'http://127.0.0.1:99999' is not a usable address"),
-        ("API_KEY", "clé", "service", "characters that no key has"),
+        ("API_KEY", "clé", "service", "characters that are not allowed in keys"),
     ],
 )
 def test_a_variable_that_cannot_be_is_one_finding(
@@ -227,12 +227,17 @@ def test_port_with_another_web_server(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_service_whose_runner_fails(monkeypatch: pytest.MonkeyPatch):
-    checks = {"database": "ok", "disk": "ok", "runner": "fails since 30 s: OSError: no space left", "scheduler": "ok"}
+    checks = {
+        "database": "ok",
+        "disk": "ok",
+        "runner": "has been failing for 30 s: OSError: no space left",
+        "scheduler": "ok",
+    }
     with answering(json.dumps({"status": "degraded", "checks": checks, "items": []}).encode()) as url:
         monkeypatch.setenv("EVENKEEL_URL", url)
         check = next(iter(doctor.check_service()))
     assert (check.name, check.level) == ("service", "fail")
-    assert check.message.endswith("answers, but runner fails since 30 s: OSError: no space left")
+    assert check.message.endswith("answers, but runner has been failing for 30 s: OSError: no space left")
 
 
 def test_ray(monkeypatch: pytest.MonkeyPatch):

@@ -121,7 +121,7 @@ async def test_a_receiver_that_refuses_is_told_of_and_the_service_goes_on(
         async with client_of(app) as client:
             assert (await client.get("/readyz")).json()["status"] == "ok"
         receiver.status = 200
-        await until(lambda: asyncio.sleep(0.01, "well again" in caplog.text), seconds=60)
+        await until(lambda: asyncio.sleep(0.01, "works again" in caplog.text), seconds=60)
     assert "metrics for OpenTelemetry: a round failed" in caplog.text
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in caplog.text
 

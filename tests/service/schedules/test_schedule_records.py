@@ -334,7 +334,7 @@ async def test_a_zone_that_this_machine_does_not_know_holds_up_no_other(
     await due_from(app, START)
     with pytest.raises(ValueError, match="Mars/Olympus") as told:
         await scheduler.fire_due(app.state.database, START + datetime.timedelta(minutes=2))
-    assert told.value.__notes__[0].startswith("while schedule 'daily' (schedule_")
+    assert told.value.__notes__[0].startswith("while firing schedule 'daily' (schedule_")
     assert await firings(client) == []
     (fired,) = await firings(client, "other")
     assert fired["outcome"] == "started"

@@ -185,7 +185,7 @@ def test_jobs_are_filtered_and_compared(page: Any, served: Served, ids: dict[str
     assert boxes.count() == 2
     for number in range(2):
         boxes.nth(number).check()
-    page.get_by_role("button", name="Compare the chosen").click()
+    page.get_by_role("button", name="Compare selected jobs").click()
     page.get_by_role("heading", name="Where the specs differ").wait_for()
     assert page.get_by_role("row", name="optimizer.kind adam_ar adam").is_visible()
     page.get_by_label("Metric").select_option("logloss")
@@ -207,7 +207,7 @@ def test_a_job_is_cancelled_retried_and_cloned(page: Any, served: Served, api: h
     page.get_by_text("by-hand is queued again").wait_for()
     assert api.get(f"/v1/jobs/{job}").json()["state"] == "queued"
     page.get_by_role("link", name="Clone").click()
-    page.get_by_text("Valid. It is predicted").wait_for()
+    page.get_by_text("Valid. Predicted").wait_for()
     spec = json.loads(page.get_by_label("Spec, as JSON").input_value())
     assert spec["labels"] == {"team": "ads"}
     assert "seed" not in spec
@@ -249,7 +249,7 @@ def test_the_form_of_the_schema_writes_the_spec(page: Any, served: Served, api: 
     field("optimizer.alpha").fill("1e-5")
     page.get_by_text("optimizer adam_ar").click()
     field("epochs").fill("2")
-    page.get_by_text("sse as by default").click()
+    page.get_by_text("sse default").click()
     field("Add to sse").fill("item")
     field("Add to sse").press("Tab")
     field("sse.item.probability").fill("0.1")
@@ -264,7 +264,7 @@ def test_the_form_of_the_schema_writes_the_spec(page: Any, served: Served, api: 
     page.complaints.clear()  # the browser notes each 422 of a dry run
     collection.fill("by_form")
     field("publish.feature required").fill("item")
-    page.get_by_text("Valid. It is predicted").wait_for()
+    page.get_by_text("Valid. Predicted").wait_for()
     assert page.locator("#fields [aria-invalid]").count() == 0
     assert page.evaluate(FAULTS) == []
     page.get_by_role("button", name="Submit").click()
@@ -356,7 +356,7 @@ def test_versions_are_compared_and_neighbours_asked_for(page: Any, served: Serve
     page.get_by_text("Drift from v000001 to v000005").wait_for()
     assert page.locator("svg.map").count() == 2
     page.get_by_label("in", exact=True).select_option("v000005")
-    page.get_by_label("beside").select_option("v000001")
+    page.get_by_label("compared with").select_option("v000001")
     page.get_by_label("Item", exact=True).fill("100")
     page.get_by_role("button", name="Show").click()
     page.get_by_role("heading", name="v000001", exact=True).wait_for()
@@ -398,7 +398,7 @@ def test_a_key_is_made_rotated_and_revoked(page: Any, served: Served, api: httpx
     dialog.get_by_label("Name").fill("by-hand")
     dialog.get_by_label("jobs:read").check()
     dialog.get_by_role("button", name="Create").click()
-    secret = dialog.get_by_label("Shown this once")
+    secret = dialog.get_by_label("Shown only this once")
     secret.wait_for()
     first = secret.input_value()
     assert httpx.get(f"{served.url}/v1/jobs", headers={"Authorization": f"Bearer {first}"}).status_code == 200

@@ -146,7 +146,7 @@ async def test_pages_say_what_there_is(app, client, stranger, admin_key: str, se
     await signed_in(stranger, admin_key)
     expected = {
         "/": (
-            "1 job runs", "1 job waits", "1 failed in a day", "1 held", "v000002", "serves v000001", "0.85",
+            "1 job runs", "1 job waits", "1 failed in the last day", "1 held", "v000002", "serves v000001", "0.85",
             "1 of 1 checks of the gate failed: mean_cosine.", "123,456 examples/s", "column 'click' holds <NaN>",
             "every-night", "0 3 * * *", "Europe/Berlin", "disk: ok",
         ),
@@ -161,7 +161,7 @@ async def test_pages_say_what_there_is(app, client, stranger, admin_key: str, se
         "/dashboard/collections": ("items", "v000001", "1 in a row"),
         "/dashboard/collections/items": ("mean_cosine", "1 failed of 1", "serves v000001"),
         "/dashboard/schedules": ("every-night", "0 3 * * *", "Europe/Berlin", "stopped", "paused"),
-        "/dashboard/schedules/every-night": ("It has not fired yet", "two_tower"),
+        "/dashboard/schedules/every-night": ("The schedule has not fired yet", "two_tower"),
         "/dashboard/datasets": ("clicks", "user, item"),
         "/dashboard/datasets/clicks": ("no parent run", "broken"),
         "/dashboard/parts/profile/clicks": ("label rate", "0.5", "distinct"),
@@ -207,7 +207,7 @@ async def test_a_model_is_shown_beside_the_served_one(app, client, stranger, adm
         page = await stranger.get(address, headers={"accept": "text/html"})
         assert page.status_code == 200, (address, page.text)
         said = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.text))
-        assert text in said, (address, said[said.find("Beside the served") :][:600])
+        assert text in said, (address, said[said.find("Compared with the served") :][:600])
     job = (await client.get(f"/v1/jobs/{ids['adam']}")).json()
     assert job["publication"]["comparison"] == published.COMPARISON
 
@@ -256,9 +256,9 @@ async def test_a_held_version_says_why_it_opens_no_new_generation(
 ):
     published.publish(settings)
     await signed_in(stranger, admin_key)
-    published.hold(settings, extra={"not_released": "1 of 3 honest refreshes in a row"})
+    published.hold(settings, extra={"not_released": "1 of 3 sound refreshes in a row"})
     page = str(Text((await stranger.get("/dashboard/collections/items")).text))
-    assert "It opens no new generation: 1 of 3 honest refreshes in a row." in page
+    assert "It opens no new generation: 1 of 3 sound refreshes in a row." in page
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ async def test_the_list_is_filtered_and_goes_page_by_page(
     assert newest + await listed(older) == [labelled.json()["id"], *reversed(ids.values())]
     refused = await stranger.get("/dashboard/jobs?cursor=nonsense")
     assert refused.status_code == 422
-    assert "is not one that this list gave" in str(Text(refused.text))
+    assert "is not a cursor of this list" in str(Text(refused.text))
 
 
 async def test_what_is_not_there_is_a_page_that_says_so(stranger, admin_key: str):
@@ -305,7 +305,7 @@ async def test_what_is_not_there_is_a_page_that_says_so(stranger, admin_key: str
         assert "data-source" not in page.text
     many = await stranger.get("/dashboard/compare?" + "&".join(f"job=job_{number}" for number in range(7)))
     assert many.status_code == 422
-    assert "compare 6 at most" in str(Text(many.text))
+    assert "compare at most 6" in str(Text(many.text))
 
 
 async def test_another_page_is_linked_and_asked_for_its_own_content(

@@ -220,7 +220,7 @@ def test_an_unknown_format_says_so(tmp_path):
         with pytest.raises(CheckpointError, match=f"format version {version}, this version reads 2"):
             Checkpoint(path)
         # Whole as it is, it is not passed over: what was saved next would in time take its place.
-        with pytest.raises(CheckpointError, match="train anew in another run directory") as caught:
+        with pytest.raises(CheckpointError, match="start the training again in another run directory") as caught:
             latest_valid(tmp_path)
         failure = classify(caught.value)
         assert (failure.code, failure.retryable) == ("checkpoint", False)

@@ -78,7 +78,7 @@ def test_a_field_that_came_later_does_not_keep_a_run_from_its_checkpoint(make_ru
     opening = [event for event in small.events(run.directory, "info") if "alpha" in event][-1]
     assert opening["resumed_from_step"] == 25
     assert execute(make_run(epochs=3, attempt=3, seed=5), start_ranks) != 0
-    assert "of a job with another seed" in small.events(run.directory, "error")[-1]["message"]
+    assert "by a job with another seed" in small.events(run.directory, "error")[-1]["message"]
 
 
 def _position(item) -> tuple[int, int]:

@@ -337,7 +337,7 @@ def test_a_warm_start_goes_on_with_ids_rows_and_steps(run, small, tmp_path):
     )  # fmt: skip
     assert execute(other, start_ranks) != 0
     message = small.events(other.directory, "error")[-1]["message"]
-    assert "tables.item.capacity: the parent's rows are of 40, the job asks for 60" in message
+    assert "tables.item.capacity: the parent's table has capacity 40, the job asks for 60" in message
 
 
 def test_items_that_lost_their_rows_are_not_served_any_more(small, tmp_path):
@@ -412,7 +412,7 @@ def test_a_checkpoint_of_tables_that_did_not_grow_is_refused(log, tmp_path):
     assert execute(run, start_ranks) == 0
     with single_rank_group():
         growing = DynamicRows(job_of(), PreparedData.open(run.data), None)
-        with pytest.raises(CheckpointError, match="table 'item' did not grow when it was written"):
+        with pytest.raises(CheckpointError, match="table 'item' was not dynamic when it was written"):
             growing.load(latest_valid(run.checkpoints))
 
 
@@ -428,19 +428,19 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
     assert counting.ids - grown.ids == 100_000 * COUNTERS_PER_ROW_BYTES
     found = estimate(job_of(), log)
     assert found["tables"]["item"]["rows"] == 42
-    assert any("who has which row" in line for line in found["arithmetic"])
+    assert any("owner of each row" in line for line in found["arithmetic"])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tables": {"item": {"ttl_steps": 5}}}, "ttl_steps is of dynamic tables: set capacity"),
-        ({"tables": {"item": {"admission_threshold": 2}}}, "admission_threshold is of dynamic tables: set capacity"),
+        ({"tables": {"item": {"ttl_steps": 5}}}, "ttl_steps is for dynamic tables: set capacity"),
+        ({"tables": {"item": {"admission_threshold": 2}}}, "admission_threshold is for dynamic tables: set capacity"),
         ({"tables": {"item": {"capacity": 0}}}, "greater than or equal to 1"),
         ({"model": {"kind": "bpr", "embedding_dim": 4}}, "tables.item.capacity: tables of bpr are not dynamic yet"),
         (
             {"model": {"kind": "dnn", "embedding_dim": 4, "init": {"kind": "normal"}}},
-            "it starts by its id, not its number: use model.init hash or zero",
+            "its initial values must depend on the id: use model.init hash or zero",
         ),
         (
             {"model": {"kind": "two_tower", "embedding_dim": 4, "loss": "sampled_softmax"}},
@@ -448,21 +448,21 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
         ),
         (
             {"model": {"kind": "two_tower", "embedding_dim": 4}, "evaluation": {"metrics": ["recall_20_full"]}},
-            "all items are not ranked yet where they share a row",
+            "items that share a row cannot be ranked yet",
         ),
         (
             {
                 "model": {"kind": "two_tower", "embedding_dim": 4},
                 "publish": {"collection": "items", "feature": "item", "anchor": {"strength": 0.1}},
             },
-            "publish.anchor and publish.frozen_context hold rows to ids",
+            "publish.anchor and publish.frozen_context need rows that keep their ids",
         ),
-        ({"regularizers": {"meda": True}}, "regularizers.meda resets rows, not who has them"),
+        ({"regularizers": {"meda": True}}, "regularizers.meda resets rows, not which ids have them"),
         (
             {"init_from": {"collection": "items", "retire_after_runs": 2}},
-            "dynamic tables have ttl_steps: leave init_from.retire_after_runs out",
+            "dynamic tables retire ids by ttl_steps: leave init_from.retire_after_runs out",
         ),
-        ({"evaluation": {"metrics": ["auc", "frequency_buckets"]}}, "frequency_buckets is of items with rows"),
+        ({"evaluation": {"metrics": ["auc", "frequency_buckets"]}}, "frequency_buckets needs a row for each item"),
         ({"sse": {"recent": {"probability": 0.1, "graph": "alike"}}}, "sse.recent.graph: table 'item' is dynamic"),
         ({"sse": {"recent": {"include_unknown": True}}}, "sse.recent.include_unknown: table 'item' is dynamic"),
     ],

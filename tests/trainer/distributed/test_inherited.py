@@ -444,4 +444,4 @@ def test_a_refresh_with_deeper_layers_is_published_and_one_with_longer_vectors_h
 def test_a_warm_start_whose_dense_optimizer_is_of_another_kind_trains(runs, small):
     parent = runs.parent("dnn")
     child = runs.run("sgd", "dnn", BASE, parent, dense_optimizer={"kind": "sgd", "learning_rate": 0.01}, epochs=1)
-    assert any("dense_optimizer is of another kind" in one["message"] for one in small.events(child.directory, "info"))
+    assert any("dense_optimizer has another kind" in one["message"] for one in small.events(child.directory, "info"))

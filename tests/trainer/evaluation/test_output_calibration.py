@@ -33,7 +33,7 @@ def test_one_class_alone_is_said_with_the_remedy_and_leaves_probabilities():
     figures = calibration.measured("validation", "click", sample)
     assert math.isnan(figures["logloss_calibrated"])
     (problem,) = calibration.problems()
-    assert problem.startswith("probabilities of click are not calibrated: the validation rows have labels of 1 alone")
+    assert problem.startswith("probabilities of click are not calibrated: the validation rows have only labels of 1")
     assert calibration.as_json() == {"click": {"kind": "none", "reason": problem.partition(": ")[2]}}
     after = calibration.measured("test", "click", drawn())
     assert after["logloss_calibrated"] == pytest.approx(after["logloss"])

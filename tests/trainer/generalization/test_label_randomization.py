@@ -51,7 +51,7 @@ def test_one_label_alone_cannot_be_changed(rows: Path, tmp_path: Path) -> None:
 
 def test_drawn_negatives_have_no_label_column() -> None:
     negatives = {"negatives": {"per_positive": 1, "of": "item"}}
-    with pytest.raises(ValueError, match="its label is of no column, so there is none to permute"):
+    with pytest.raises(ValueError, match="its label is not a column that can be permuted"):
         label_column(documents.dataset("d", Path("x.parquet"), negatives))
 
 

@@ -120,11 +120,11 @@ def test_it_is_the_score_of_rows_that_were_shuffled_themselves(run: Path, later:
 def test_of_one_of_several_labels_and_of_values(tmp_path: Path, later: str) -> None:
     labels = {"click": {"column": "click"}, "stay": {"value": "seconds", "loss": "mse"}}
     run = trained(tmp_path, {"labels": labels}, model={"kind": "shared_bottom", "embedding_dim": 4, "hidden": [8]})
-    with pytest.raises(ValueError, match="--label is needed where rows have several: click, stay"):
+    with pytest.raises(ValueError, match="--label is needed because rows have several labels: click, stay"):
         importance(run, later)
     with pytest.raises(ValueError, match="--label buy: no such label"):
         importance(run, later, label="buy")
-    with pytest.raises(ValueError, match="--metric auc is not of this label: use rmse or mae"):
+    with pytest.raises(ValueError, match="--metric auc does not suit this label: use rmse or mae"):
         importance(run, later, label="stay", metric="auc")
     found = importance(run, later, label="stay", repeats=2, max_rows=1000)
     assert (found["metric"], found["rows"]) == ("rmse", 1000)

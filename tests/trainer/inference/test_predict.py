@@ -234,7 +234,7 @@ def test_rows_of_which_hardly_an_id_is_known_are_told_with_the_reason(run, tmp_p
     assert [note.split(": ")[1] for note in notes] == ["user", "item", "join of brand", "join of kinds"]
     num_users = rows["user"].drop_null().length()
     assert notes[0].startswith(f"warning: user: 0 of {num_users} ids are known; the rows have 'U")
-    assert notes[0].endswith("they are alike but for upper and lower case")
+    assert notes[0].endswith("they are equal except for upper and lower case")
     assert "known are '0', '2', '4'" in notes[2]
 
 
@@ -367,11 +367,11 @@ def test_rows_that_cannot_be_scored_are_refused_with_the_remedy(run, tmp_path, c
     assert "feature 'item'" in said
     assert "no 64-bit integer" in said
     said = refused(rows.set_column(5, "pos", rows["pos"].cast(pa.int64()).cast(pa.timestamp("s"))))
-    assert "has a time without a zone, and the dataset is ordered by a number (write it as the dataset has it" in said
+    assert "has a time without a zone, and the dataset is ordered by a number (write it as in the dataset" in said
     assert "holds list" in refused(rows.set_column(1, "sku", pa.array([[1]] * len(rows))))
     assert "to keep (there are click" in refused(rows, "--columns", "clicks")
-    assert "has a column 'logit' itself" in refused(rows.append_column("logit", rows["pos"]))
-    assert "--k is how many" in refused(rows, "--k", "5")
+    assert "already has a column 'logit'" in refused(rows.append_column("logit", rows["pos"]))
+    assert "--k is the number of items" in refused(rows, "--k", "5")
     assert "holds no checkpoint of step 7: there are 10, 20" in refused(rows, "--checkpoint", "7")
     (tmp_path / "there.parquet").touch()
     assert "is there already" in refused(rows, "--output", str(tmp_path / "there.parquet"))
@@ -591,7 +591,7 @@ def test_ids_that_were_text_in_training_are_text_where_all_are_digits(codes_run,
 def test_text_is_not_taken_for_the_integers_of_training(codes_run, tmp_path):
     """Users were integers: 01 is none of them, and would be found as 1."""
     (tmp_path / "rows.csv").write_text("user,item\n1,007\n01,007\n")
-    says = "column 'user'|feature 'user'): has an id that is no 64-bit integer: '01', as it is written"
+    says = "column 'user'|feature 'user'): has an id that is no 64-bit integer in its usual form: '01'"
     with pytest.raises(DataError, match=f"({says}"):
         predict(codes_run, tmp_path / "rows.csv", tmp_path / "scores.parquet")
     rows = pa.table({"user": ["01"], "item": ["007"]})

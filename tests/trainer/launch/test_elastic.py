@@ -171,6 +171,6 @@ def test_a_notice_that_nobody_takes_does_not_keep_the_pod(make_run) -> None:
     assert not run.cancel_file.exists()
     events.touch()
     assert preempt(run, seconds=0.1) == 1
-    assert run.cancel_file.read_text() == "its machine goes"
+    assert run.cancel_file.read_text() == "its machine shuts down"
     (run.directory / "run.json").unlink()
     assert preempt(run) == 0

@@ -37,12 +37,12 @@ def test_what_does_not_change_the_training_may_change(changes):
 
 def test_a_checkpoint_of_something_else_is_told() -> None:
     other = SimpleNamespace(path="step-000000000005", extra={"position": {}})
-    with pytest.raises(CheckpointError, match=r"^step-000000000005 does not say its job: it is not of a training job$"):
+    with pytest.raises(CheckpointError, match=r"^step-000000000005 has no job: it was not written by a training job$"):
         check_same_job(other, job())
 
 
 def test_other_changes_are_named():
-    with pytest.raises(ValueError, match="of a job with another batch_size, model: resume it with the same spec"):
+    with pytest.raises(ValueError, match="by a job with another batch_size, model: resume it with the same spec"):
         check_same_job(checkpoint(), job(batch_size=64, model={"kind": "fm"}))
 
 
@@ -64,7 +64,7 @@ def test_a_checkpoint_of_before_decays_at_read(alpha):
     del older.extra["job"]["optimizer"]["decay"]
     older.extra["job"]["optimizer"]["alpha"] = alpha
     check_same_job(older, job(optimizer=ADAM_AR["optimizer"] | {"decay": "at_read"}))
-    with pytest.raises(ValueError, match="of a job with another optimizer"):
+    with pytest.raises(ValueError, match="by a job with another optimizer"):
         check_same_job(older, job(**ADAM_AR))
 
 
@@ -94,7 +94,9 @@ def test_a_run_goes_on_with_its_dataset_in_another_place(changes):
 )
 def test_a_run_does_not_go_on_with_another_dataset(changes, names):
     """Its rows are prepared: a change would reach predictions and exports alone."""
-    with pytest.raises(ValueError, match=f"^step-000000000005 is of a dataset with another {names}: resume it with"):
+    with pytest.raises(
+        ValueError, match=f"^step-000000000005 was trained on a dataset with another {names}: resume it with"
+    ):
         of_dataset(changes)
 
 

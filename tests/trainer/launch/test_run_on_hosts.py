@@ -30,6 +30,7 @@ SETTINGS = {
     "resources": TWO,
     "sharding": {"item": "row_wise", "user": "table_wise"},
     "publish": {"collection": "items", "feature": "item", "gate": {"mode": "off"}},
+    "regularizers": {"early_stopping": {"keep": "last", "patience": 1000}},
 }
 
 

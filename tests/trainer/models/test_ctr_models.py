@@ -420,7 +420,7 @@ def test_what_a_model_cannot_be_built_of_is_refused(lab):
     tables = lab.tables(1, pooled=True, zero=False)
     with pytest.raises(ValueError, match="shares the table of a single id"):
         make_model("din", tables, lab.names, embedding_dim=1)
-    with pytest.raises(ValueError, match="of one column nothing is left"):
+    with pytest.raises(ValueError, match="which leaves nothing of one column"):
         make_model("wukong", tables, lab.names, embedding_dim=1, hidden=(2,))
     with pytest.raises(ValueError, match="multiplies pairs of vectors, and there is one"):
         make_model("dlrm", tables, ["user"], embedding_dim=1, hidden=(2,))

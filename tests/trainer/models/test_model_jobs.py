@@ -319,7 +319,7 @@ def test_a_warm_start_has_the_parents_shape(log, small, tmp_path):
         ("dlrm", {"fm_rank": 3}, "model.fm_rank: dlrm has none: use wukong"),
         ("wukong", {"attention_hidden": [3]}, "model.attention_hidden: wukong has none: use din"),
         ("din", {"attention_heads": 3}, "model.attention_heads: din has none: use autoint"),
-        ("autoint", {"hidden": [], "residual": True}, "model.residual: it is of hidden layers, and there are none"),
+        ("autoint", {"hidden": [], "residual": True}, "model.residual: it needs hidden layers, and there are none"),
         ("dnn", {"second_hidden": [3]}, "model.second_hidden: dnn has none: use finalmlp"),
         (
             "finalmlp",
@@ -328,14 +328,14 @@ def test_a_warm_start_has_the_parents_shape(log, small, tmp_path):
         ),
         ("finalmlp", {"fusion_heads": 3}, "model.fusion_heads: 3 heads do not divide the last of hidden, 8"),
         ("finalmlp", {"second_hidden": [9]}, "model.fusion_heads: 2 heads do not divide the last of second_hidden, 9"),
-        ("wukong", {"embedding_dim": 1}, "of one column nothing is left"),
+        ("wukong", {"embedding_dim": 1}, "which leaves nothing of a single column"),
         ("mf", {"residual": True}, "model.residual: mf has none"),
         ("fm", {"batch_norm": True}, "model.batch_norm: fm has none"),
         ("fm", {"hidden": [3]}, "model.hidden: fm has no hidden layers"),
         ("mf", {"hidden": [3]}, "model.hidden: mf has no hidden layers"),
         ("mf", {"init": {"kind": "zero"}}, "zero gives mf no gradient"),
         ("bpr", {"hidden": [], "init": {"kind": "zero"}}, "zero gives bpr no gradient"),
-        ("dnn", {"hidden": [], "batch_norm": True}, "model.batch_norm: it is of hidden layers, and there are none"),
+        ("dnn", {"hidden": [], "batch_norm": True}, "model.batch_norm: it needs hidden layers, and there are none"),
         ("dnn", {"window": 7}, "model.window: dnn has none: use item2vec"),
     ],
 )
@@ -347,13 +347,13 @@ def test_what_a_kind_does_not_read_is_refused(kind, model, message):
 
 def test_what_a_kind_has_no_form_of_is_refused():
     for changes, message in (
-        ({"sharding": {"item": "grid"}}, "sharding.item: grid is of pooled rows, and din takes each row by itself"),
+        ({"sharding": {"item": "grid"}}, "sharding.item: grid needs pooled rows, but din reads each row on its own"),
         ({"publish": {"collection": "items", "feature": "item"}}, "the loss of din does not determine its vectors"),
     ):
         with pytest.raises(SpecError) as caught:
             job_of("din", **changes)
         assert message in str(caught.value)
-    with pytest.raises(SpecError, match="mse is of numbers, not of classes that flip"):
+    with pytest.raises(SpecError, match="mse learns numbers, not classes that can flip"):
         job_of("mf", {"loss": "mse"}, sse={"label": {"probability": 0.1}})
 
 
@@ -368,20 +368,20 @@ def test_what_does_not_fit_the_dataset_is_refused(log):
     assert "din needs a list of ids that shares the table of a single id" in refused("din", one)
     lists = one | {"tags": {"type": "id_list"}}
     assert "din needs a list of ids that shares the table of a single id" in refused("din", lists)
-    assert "zero gives dlrm no gradient where no feature is dense" in refused("dlrm", one, {"init": {"kind": "zero"}})
-    assert "dlrm multiplies pairs of features, and there is one (user)" in refused("dlrm", {"user": {"type": "id"}})
-    assert "zero gives fm no gradient where no feature is dense" in refused("fm", one, {"init": {"kind": "zero"}})
-    assert "fm multiplies pairs of features, and there is one (user)" in refused("fm", {"user": {"type": "id"}})
+    assert "zero gives dlrm no gradient if no feature is dense" in refused("dlrm", one, {"init": {"kind": "zero"}})
+    assert "dlrm multiplies pairs of features, but there is only one (user)" in refused(
+        "dlrm", {"user": {"type": "id"}}
+    )
+    assert "zero gives fm no gradient if no feature is dense" in refused("fm", one, {"init": {"kind": "zero"}})
+    assert "fm multiplies pairs of features, but there is only one (user)" in refused("fm", {"user": {"type": "id"}})
     bare = {"hidden": []}
     zero = bare | {"init": {"kind": "zero"}}
-    assert "zero gives autoint no gradient where no feature is dense and there is no deep" in refused(
-        "autoint", one, zero
-    )
+    assert "zero gives autoint no gradient if no feature is dense and there is no deep" in refused("autoint", one, zero)
     job_of("autoint", bare).against(parse_dataset(log.model_dump(mode="json") | {"features": one}))
     numbered = one | {"price": {"type": "dense"}}
     gates = {"first_gate": ["users"], "second_gate": ["price"]}
     assert "first_gate: no such feature 'users' (there are item, price, user)" in refused("finalmlp", numbered, gates)
-    assert "second_gate: 'price' is a number, and gates read vectors" in refused("finalmlp", numbered, gates)
+    assert "second_gate: 'price' is a number, but gates read vectors" in refused("finalmlp", numbered, gates)
     assert "mf needs a feature named 'item'" in refused("mf", {"user": {"type": "id"}})
     assert "mf takes one item for each row, not id_list: use id" in refused(
         "mf", {"user": {"type": "id"}, "item": {"type": "id_list"}}

@@ -222,7 +222,7 @@ def test_settings_that_a_loss_has_no_use_for_are_named():
     refused("softmax", "softmax has none", calibration=0.1)
     refused("softmax", "softmax compares with all items", negative_distribution="uniform")
     refused("uniform", "share_negatives: true", negatives=101, share_negatives=False)
-    refused("gbce", "gbce counts on uniform draws", negative_distribution="popularity")
+    refused("gbce", "gbce assumes uniform draws", negative_distribution="popularity")
     refused("cosine_contrastive", "normalize: true", normalize=False)
     refused("gbce", "top1", loss="top1")
     refused("uniform", "4096", negatives=5000)

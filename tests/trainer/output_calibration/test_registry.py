@@ -39,9 +39,9 @@ def test_a_row_of_weight_2_is_two_rows_and_of_weight_0_none(kind):
 @pytest.mark.parametrize(
     ("labels", "weights", "reason"),
     [
-        (np.ones(200), None, "labels of 1 alone: give them a larger share"),
-        (np.zeros(200), None, "labels of 0 alone"),
-        (LABELS, LABELS, "labels of 1 alone"),
+        (np.ones(200), None, "only labels of 1: give them a larger share"),
+        (np.zeros(200), None, "only labels of 0"),
+        (LABELS, LABELS, "only labels of 1"),
         (LABELS, np.zeros(200), "no row"),
     ],
 )

@@ -309,7 +309,7 @@ def test_items_that_move_to_another_cluster_are_followed_and_the_others_stay(mak
 
 @pytest.mark.parametrize("sse", ["item", "label"])
 def test_sse_of_the_items_is_refused(small, sse):
-    with pytest.raises(SpecError, match=r"publish.anchor: sse would draw rows .* leave sse"):
+    with pytest.raises(SpecError, match=r"publish.anchor: sse would pull rows .* leave sse"):
         small.job(**JOB | {"sse": {sse: {"probability": 0.1}}}, publish=ANCHORED)
     small.job(**JOB | {"sse": {"user": {"probability": 0.1}}}, publish=ANCHORED)
 

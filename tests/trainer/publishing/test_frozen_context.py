@@ -160,11 +160,12 @@ def initial_rows(run: Run) -> dict[str, dict[Any, torch.Tensor]]:
 @pytest.mark.parametrize("kind", ["bpr", "item2vec"])
 def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path, logs, trained_runs, kind):
     first = trained_runs.finish(run_of(tmp_path, "first", kind, logs[0]))
-    whole = run_of(tmp_path, "whole", kind, logs[1], first, epochs=2)
-    parts = run_of(tmp_path, "parts", kind, logs[1], first, epochs=1)
+    last = {"regularizers": {"early_stopping": {"keep": "last", "patience": 9}}}
+    whole = run_of(tmp_path, "whole", kind, logs[1], first, epochs=2, **last)
+    parts = run_of(tmp_path, "parts", kind, logs[1], first, epochs=1, **last)
     for run in (whole, parts):
         assert execute(run, start_ranks) == 0
-    parts = run_of(tmp_path, "parts", kind, logs[1], first, epochs=2, attempt=2)
+    parts = run_of(tmp_path, "parts", kind, logs[1], first, epochs=2, attempt=2, **last)
     assert execute(parts, start_ranks) == 0
     ours, theirs = (everything(latest_valid(run.checkpoints)) for run in (parts, whole))
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
@@ -288,8 +289,8 @@ def test_of_rows_with_two_halves_the_frozen_one_gets_no_gradient():
 @pytest.mark.parametrize(
     ("kind", "changes", "words"),
     [
-        ("bpr", {"init_from": None}, "the context is the parent's: name it in init_from"),
-        ("bpr", {"sse": {"user": {"probability": 0.1}}}, "sse of user would train frozen rows"),
+        ("bpr", {"init_from": None}, "the context comes from a parent: name the parent in init_from"),
+        ("bpr", {"sse": {"user": {"probability": 0.1}}}, "sse of user would change frozen rows"),
         ("bpr", {"optimizer": ADAMW | {"first_touch": "literal"}}, "first_touch literal"),
         ("item2vec", {"optimizer": ADAMW}, "adamw decays it as a whole"),
         ("two_tower", {"model": MODELS["two_tower"]["model"] | {"batch_norm": True}}, "model.batch_norm"),

@@ -108,12 +108,12 @@ def test_names_that_contradict_the_dataset_are_refused(asked: dict, init_from: d
         (
             USER | ITEM | {"last": {"type": "id"}},
             USER | ITEM | {"last": {"type": "id", "shares": "item"}},
-            "last.shares: the parent read rows of table 'last'",
+            "last.shares: features share tables differently: the parent read it from table 'last'",
         ),
         (
             USER | ITEM | {"last": {"type": "id", "shares": "item"}},
             USER | ITEM | {"last": {"type": "id"}},
-            "last.shares: the parent read rows of table 'item'",
+            "last.shares: features share tables differently: the parent read it from table 'item'",
         ),
     ],
 )
@@ -158,7 +158,7 @@ def test_an_added_feature_that_would_change_scores_is_refused_unless_it_is_wante
         ),
         ({"hidden": [8, 4]}, {"hidden": [8]}, r"model.hidden: .*use as many layers of these sizes"),
         ({"hidden": [8, 4]}, {"hidden": [8, 4, 3]}, r"model.hidden: .*at least as many units as its last, 4"),
-        ({"hidden": []}, {"hidden": [8]}, r"model.hidden: .*a first one cannot begin without a change of scores"),
+        ({"hidden": []}, {"hidden": [8]}, r"model.hidden: .*a first layer would change the scores"),
         ({"hidden": [8], "residual": True}, {"hidden": [9], "residual": True}, r"model.hidden: .*\(residual\)"),
         ({"hidden": [8], "residual": True}, {"hidden": [8, 8], "residual": True}, r"model.hidden: .*\(residual\)"),
         (
@@ -170,7 +170,7 @@ def test_an_added_feature_that_would_change_scores_is_refused_unless_it_is_wante
         (
             {"kind": "xdeepfm", "cin_layers": [5]},
             {"kind": "xdeepfm", "cin_layers": [5, 5]},
-            "model.cin_layers: .*use as many layers: only behind ReLU",
+            "model.cin_layers: .*use as many layers: only after a ReLU",
         ),
     ],
 )
@@ -225,10 +225,12 @@ def test_longer_vectors_are_told_and_do_not_go_with_an_anchor() -> None:
         "init_from: vectors have 8 columns, of which the first 4 are the parent's",
     )
     _, note = inherit(parse_job(after | {"publish": publish}), rows, before, rows).notes
-    assert "where the served version of 'items' has 4, " in note
+    assert "if the served version of 'items' has 4, " in note
     assert "publish to another collection" in note
     anchored = parse_job(after | {"publish": publish | {"anchor": {"strength": 1}}})
-    with pytest.raises(ValueError, match=r"^publish.anchor: holds items to what .* and the job's vectors have more"):
+    with pytest.raises(
+        ValueError, match=r"^publish.anchor: keeps items close to what .* and the job's vectors have more"
+    ):
         inherit(anchored, rows, before, rows)
 
 
@@ -257,7 +259,7 @@ def test_another_kind_other_labels_and_other_types_of_rows_are_refused() -> None
     ):
         inherit(job("two_tower"), rows, parent, rows)
     with pytest.raises(
-        ValueError, match=r"^tables.item.dtype: the parent's rows are of float32, the job asks for float16"
+        ValueError, match=r"^tables.item.dtype: the parent's table has dtype float32, the job asks for float16"
     ):
         inherit(job(tables={"item": {"dtype": "float16"}}), rows, parent, rows)
     several = [
@@ -274,7 +276,7 @@ def test_an_anchor_does_not_go_with_other_features() -> None:
     }  # fmt: skip
     parent = job("two_tower").model_dump(mode="json")
     inherit(parse_job(anchored), dataset(ITEM | USER), parent, dataset(USER | ITEM))
-    with pytest.raises(ValueError, match=r"^publish.anchor: holds items to what the parent learned"):
+    with pytest.raises(ValueError, match=r"^publish.anchor: keeps items close to what the parent learned"):
         inherit(parse_job(anchored), dataset(USER | ITEM | PRICE), parent, dataset(USER | ITEM))
 
 
@@ -318,7 +320,9 @@ def by(column: str) -> dict:
 def test_a_feature_that_reads_another_column_is_refused_and_a_renamed_one_told(tmp_path, features, part) -> None:
     learned, asked = features("brand"), features("category")
     assert columns_checked(tmp_path, learned, learned, "brand category") == []
-    message = rf"the parent read column 'brand' \({part}\), the dataset reads 'category': .* a renamed column is taken"
+    message = (
+        rf"the parent read column 'brand' \({part}\), the dataset reads 'category': .* a renamed column is accepted"
+    )
     with pytest.raises(ValueError, match=message):
         columns_checked(tmp_path, learned, asked, "brand category")
     (note,) = columns_checked(tmp_path, learned, asked, "category", before="brand item")

@@ -38,7 +38,7 @@ def test_event_and_manifest_tell_the_same(make_run, small, tmp_path):
     later = lineage_of(refresh)
     assert (told["drift"], later["drift"]) == (None, [])
     assert any(
-        "rows are alike those of the parent run" in one["message"] for one in small.events(refresh.directory, "info")
+        "rows are like those of the parent run" in one["message"] for one in small.events(refresh.directory, "info")
     )
     assert (later["parent_version"], later["warm_start"]) == ("v000001", str(run.checkpoints))
     (note,) = later["inherited"]

@@ -145,7 +145,7 @@ def test_a_server_that_is_away_is_told_of_once_and_given_up(make_run, capfd, mon
     hand_on(run, seconds=0.3)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert "mlflow is away, tried again later: ConnectError" in lines[0]
+    assert "mlflow cannot be reached, tried again later: ConnectError" in lines[0]
     assert "mlflow is given up" in lines[1]
 
 

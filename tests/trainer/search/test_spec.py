@@ -55,7 +55,7 @@ def test_a_folder_of_a_version_with_another_default_is_not_gone_on_with(tmp_path
         ({"space": {"a.b": {"uniform": [1, 0]}}}, "space.a.b: 1 is not below 0: give the lower end first"),
         (
             {"space": {"a.b": {"loguniform": [0, 1]}}},
-            "space.a.b: loguniform is of numbers above 0: raise the lower end",
+            "space.a.b: loguniform needs numbers above 0: raise the lower end",
         ),
         ({"space": RATE, "scheduler": "pbt"}, "scheduler: Input should be 'asha' or 'none'"),
     ],
@@ -108,7 +108,11 @@ def test_every_value_is_checked_against_the_job(space, message):
             "metric: trials compare on validation rows after each epoch",
         ),
         ({"metric": "ece"}, {}, "metric: the job does not measure ece: use one of auc, logloss, or name it in"),
-        ({}, {"evaluation": {"metrics": ["calibration"]}}, "metric: the job measures tables alone: name a number in"),
+        (
+            {},
+            {"evaluation": {"metrics": ["calibration"]}},
+            "metric: the job's only metrics are tables, not numbers: name a number in",
+        ),
         ({}, {"init_from": {"job": "abc"}}, "init_from: trials begin from initial values: leave it out of the job"),
     ],
 )

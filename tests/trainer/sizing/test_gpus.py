@@ -95,7 +95,7 @@ def test_what_is_missing_is_said_with_place_and_remedy():
     assert remedy.startswith("lower resources.num_workers to 2")
     assert torch_problem("2.13.0+cu130") is None
     message, remedy = torch_problem("2.13.0+cpu")
-    assert "torch 2.13.0+cpu of this installation is built for the CPU alone" in message
+    assert "torch 2.13.0+cpu of this installation is built for the CPU only" in message
     assert remedy.startswith("`make setup EXTRA=cuda`")
 
 

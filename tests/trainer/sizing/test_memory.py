@@ -202,7 +202,7 @@ def test_the_machine_is_a_limit_for_all_ranks_together():
     assert memory_problem(job, memory, 10**11) is None
     problem, remedy = memory_problem(job, memory, 2 * memory.total)
     assert "this machine has" in problem
-    assert "2 ranks and 734,003,200 beside them" in problem
+    assert "2 ranks and 734,003,200 for the run's other processes" in problem
     assert "larger machine" in remedy
     assert 10**8 < machine_memory_bytes() < 10**14
 

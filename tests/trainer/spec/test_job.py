@@ -105,8 +105,8 @@ def test_specs_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "adamw"}, "optimizer.weight_decay: adamw is adam with it"),
-        ({"kind": "adagradw"}, "adagradw is adagrad with it"),
+        ({"kind": "adamw"}, "optimizer.weight_decay: without it, adamw is adam"),
+        ({"kind": "adagradw"}, "without it, adagradw is adagrad"),
         ({"kind": "adam", "weight_decay": 0.1}, "adam has none: use one of adamw, adagradw"),
         ({"kind": "adagrad", "first_touch": "literal"}, "rows of adagrad do not decay"),
         ({"kind": "sgd", "eps_inside_root": True}, "sgd has no root"),
@@ -114,7 +114,7 @@ def test_specs_are_frozen() -> None:
         ({"kind": "sgd", "moments": "lazy"}, "moments: sgd has none: use one of adam, adamw, adam_ar"),
         ({"kind": "adagrad", "beta2": 0.5}, "beta2: adagrad has none"),
         ({"kind": "sgd", "eps": 0.5}, "eps: sgd has none: use one of adam,"),
-        ({"kind": "rowwise_adagrad", "eps_inside_root": True}, "rowwise_adagrad adds eps to it"),
+        ({"kind": "rowwise_adagrad", "eps_inside_root": True}, "rowwise_adagrad adds eps to the root"),
         ({"kind": "rmsprop", "alpha": 0.5}, "alpha: rmsprop has none: use one of adam_ar, adagrad_ar, rmsprop_ar"),
         ({"kind": "rmsprop_ar", "beta1": 0.5}, "beta1: rmsprop_ar has none: use one of adam, "),
         ({"kind": "rmsprop", "decay": "by_epoch"}, "decay: rmsprop has none"),
@@ -144,8 +144,14 @@ RULE = {"buckets": [1], "kind": "adamw", "weight_decay": 0.5}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"by_frequency": [RULE]}, "optimizer.by_frequency: it was removed: .*: leave it out, and train anew"),
-        ({"decay": "at_update"}, "optimizer.decay: at_update was removed: .*: use by_epoch or at_read, and train anew"),
+        (
+            {"by_frequency": [RULE]},
+            "optimizer.by_frequency: it was removed: .*: leave it out, and train again from the start",
+        ),
+        (
+            {"decay": "at_update"},
+            "optimizer.decay: at_update was removed: .*: use by_epoch or at_read, and train again from the start",
+        ),
         ({"alpha": "auto"}, "optimizer.alpha: auto was removed: .*: use default, or a number"),
     ],
 )
@@ -204,15 +210,15 @@ def test_rows_are_not_clipped_where_ranks_have_parts_of_them(sharding: str) -> N
 
 
 def test_more_micro_batches_than_samples_are_refused() -> None:
-    with pytest.raises(SpecError, match="micro_batches: a batch of 8 has no 9 parts"):
+    with pytest.raises(SpecError, match="micro_batches: a batch of 8 cannot be cut into 9 parts"):
         parse_job(JOB | {"batch_size": 8, "micro_batches": 9})
 
 
 def test_batch_normalisation_of_single_rows_is_refused() -> None:
     normalised = JOB | {"model": {"kind": "dnn", "batch_norm": True}}
-    with pytest.raises(SpecError, match="micro_batches: normalised by itself alone, a part of one row is 0"):
+    with pytest.raises(SpecError, match="micro_batches: batch_norm turns a part of one row into 0"):
         parse_job(normalised | {"batch_size": 8, "micro_batches": 5})
-    with pytest.raises(SpecError, match="batch_size: normalised by itself alone"):
+    with pytest.raises(SpecError, match="batch_size: batch_norm turns a part"):
         parse_job(normalised | {"batch_size": 1})
     parse_job(normalised | {"batch_size": 8, "micro_batches": 4})
 
@@ -324,12 +330,12 @@ def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) 
         (
             "evaluation.metrics",
             ["auc", "ndcg_10"],
-            "evaluation.metrics: dnn has no ndcg_10, it cannot rank all items for a user: use auc, logloss, gauc",
+            "dnn has no ndcg_10, because it cannot rank all items for a user: use auc, logloss, gauc",
         ),
         ("sse.item", {"rho": 5}, "sse.item.rho: .* name the graph, or leave rho out"),
         ("sse.item", {"rho": 0.5, "graph": "trust"}, "greater than or equal to 1"),
         ("sse.label", {"graph": "trust"}, "sse.label.graph: labels have no graph"),
-        ("sse.label", {"include_unknown": True}, "sse.label.include_unknown: its labels are classes"),
+        ("sse.label", {"include_unknown": True}, "sse.label.include_unknown: class labels have no unknown id"),
         ("sse.item", {"walk": {"restart": 0.5}}, "sse.item.walk: a walk needs a graph and no rho"),
         ("sse.item", {"walk": {"restart": 0.5}, "graph": "trust", "rho": 2}, "sse.item.walk: a walk needs"),
         ("sse.item", {"walk": {"restart": 0}, "graph": "trust"}, "greater than or equal to 0.01"),
@@ -380,7 +386,9 @@ def test_graphs_are_of_the_table_that_the_feature_reads() -> None:
     for feature in ("item", "history"):
         job = parse_job(changed(JOB, "sse", {feature: {"graph": "alike", "rho": 20}}))
         assert job.against(dataset).sse[feature].rho == 20
-    with pytest.raises(ValueError, match=r"sse.user.graph: graph 'alike' is of table 'item', .* reads table 'user'"):
+    with pytest.raises(
+        ValueError, match=r"sse.user.graph: graph 'alike' belongs to table 'item', .* reads table 'user'"
+    ):
         parse_job(changed(JOB, "sse", {"user": {"graph": "alike"}})).against(dataset)
 
 

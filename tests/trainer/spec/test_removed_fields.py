@@ -35,12 +35,12 @@ REMOVED = {
     ),
     "recent negatives": (
         model(negative_distribution="recent"),
-        "model.negative_distribution: recent was removed: it found no more than popularity did: "
+        "model.negative_distribution: recent was removed: it was no better than popularity: "
         "use popularity with negative_power: 1",
     ),
     "their window": (
         model(negative_distribution="recent", negative_window=7),
-        "model.negative_window: was removed: it was of negative_distribution: recent: leave it out",
+        "model.negative_window: was removed: only negative_distribution: recent used it: leave it out",
     ),
     "weights of the rotation": (
         publish(align_half_count=10.0),

@@ -32,7 +32,7 @@ def test_a_rule_of_a_new_job_is_refused_and_told_what_ends_a_row() -> None:
     (problem,) = refused.value.problems
     assert problem.field == "publish.gate.promote"
     assert problem.message == "was removed: no rule is needed to end a row of held refreshes"
-    assert problem.remedy == "leave it out: publish.gate.when_stuck says what ends it"
+    assert problem.remedy == "leave it out: publish.gate.when_stuck has replaced it"
 
 
 def test_a_stored_job_runs_without_them() -> None:

@@ -46,7 +46,7 @@ def test_conditions_are_read_as_they_stand() -> None:
         ("country in 'US'", "is no list of values"),
         ("country in ()", "is no list of values"),
         ("4 in (4, 5)", "'4' is no column"),
-        ("country is 'US'", "is goes with None alone"),
+        ("country is 'US'", "'is' can only be followed by None"),
         ("open('x') == 1", "is no column"),
         ("column(name) == 1", "is no column"),
         ("__import__('os').system('x') == 1", "is no column"),

@@ -257,7 +257,7 @@ def test_late_files_are_told_of_and_a_cancel_while_it_waits_ends_with_a_checkpoi
         assert execute(run, start_ranks) == EXIT_CANCELLED
     assert latest_valid(run.checkpoints).step == 2 * FILE_ROWS // 32
     notes = [one["message"] for one in small.events(run.directory, "info")]
-    assert "not read, because it appeared after 1.parquet was begun and sorts before it: 0.parquet" in notes
+    assert "not read, because it sorts before 1.parquet and appeared after the reading of that: 0.parquet" in notes
     put(folder, 3)
     run = run_of(tmp_path, "run", job_of({"until": None, "max_rows": 2 * FILE_ROWS + 99}), run.dataset, attempt=2)
     assert execute(run, start_ranks) == 0

@@ -62,7 +62,7 @@ def test_a_job_trains_half_rows_and_a_resume_changes_no_bit(make_run, small):
     # A child of whole rows would read halves for what they are not.
     child = make_run("child", init_checkpoint=str(whole.checkpoints))
     assert execute(child, start_ranks) == EXIT_FAILED
-    assert "the parent's rows are of float16" in small.events(child.directory, "error")[-1]["message"]
+    assert "the parent's table has dtype float16" in small.events(child.directory, "error")[-1]["message"]
     child = make_run("same", init_checkpoint=str(whole.checkpoints), tables=TABLES)
     assert execute(child, start_ranks) == EXIT_SUCCEEDED
 
@@ -77,7 +77,7 @@ def test_what_a_table_cannot_be_is_refused():
         parse(tables=TABLES, kernel="fbgemm", optimizer={"kind": "adagrad"})
     with pytest.raises(SpecError, match=r"tables\.item\.dtype"):
         parse(tables={"item": {"dtype": "float64"}})
-    with pytest.raises(ValueError, match=r"table 'item': rows of torch\.float16 are computed with as torch\.float32"):
+    with pytest.raises(ValueError, match=r"table 'item': rows of torch\.float16 are computed in torch\.float32"):
         TableSettings({}, None, {}, dtype=torch.float64, dtypes={"item": torch.float16})
 
 

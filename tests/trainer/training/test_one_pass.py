@@ -233,7 +233,7 @@ def test_files_that_changed_after_rows_of_them_were_trained_on_are_refused(tmp_p
     run = run_of(tmp_path, "run", run.job, run.dataset, attempt=2)
     assert execute(run, start_ranks) != 0
     error = small.events(run.directory, "error")[-1]
-    assert "2.parquet: has changed since rows of it were trained on" in error["message"]
+    assert "2.parquet: has changed since its rows were trained on" in error["message"]
     assert "start a new job" in error["message"] + error["remedy"]
 
 

@@ -120,7 +120,7 @@ def test_absent_labels_are_nan(folder, prepared):
         ("click", 2, LABELS, r"row 3.*the label is 2, neither 0 nor 1"),
         ("seen", 0.5, LABELS, r"row 3.*the mask is 0.5, neither 0 nor 1 .write 1 where the label is there"),
         ("seen", None, LABELS, r"row 3.*the mask is None, neither 0 nor 1"),
-        ("visits", -1, LABELS, r"row 3.*the label is -1, and its loss is of counts and durations of at least 0"),
+        ("visits", -1, LABELS, r"row 3.*the label is -1, but its loss needs counts or durations of at least 0"),
         ("w", None, LABELS, r"row 3.*the weight of the row is None, not a number of at least 0"),
         ("w", -1.0, LABELS, r"row 3.*the weight of the row is -1.0, not a number of at least 0"),
         ("click", 1, {"click": {"column": "click", "mask": "there"}, "buy": {"column": "buy"}}, "no column 'there'"),
@@ -404,7 +404,7 @@ def test_one_label_of_counts_or_durations(tmp_path, small, loss):
     assert np.abs(np.log(by_kind / np.array([1.0, 3.0, 5.0]))).max() < 0.4
     rows["amount"] = rows["amount"].astype(np.float64)
     rows["amount"][7] = -1.0
-    with pytest.raises(DataError, match=r"row 7: the label is -1.0, and its loss is of counts and durations of at"):
+    with pytest.raises(DataError, match=r"row 7: the label is -1.0, but its loss needs counts or durations of at"):
         prepare(written(tmp_path / "bad.parquet", rows, labels=None, label={"value": "amount"}), job, tmp_path / "data")
 
 

@@ -227,11 +227,11 @@ def test_the_estimate_counts_ngrams(log):
     [
         ({"b": {"type": "text", "shares": "item"}}, "features.b.shares: 'b' is a text, whose ids are buckets"),
         ({"b": {"type": "id_list", "shares": "query"}}, "features.b.shares: 'query' is a text, whose ids are buckets"),
-        ({"b": {"type": "text", "shares": "query"}}, "features.b.shares: the n-grams of 'b' are not those of 'query'"),
-        ({"b": {"ngrams": {"words": [1, 2]}}}, "ngrams is of texts: leave it out, or set type: text"),
-        ({"b": {"type": "text", "missing": "error"}}, "missing: error is of single ids and numbers"),
-        ({"b": {"type": "text", "transform": "log1p"}}, "transform is of dense features"),
-        ({"b": {"type": "text", "weights": "w"}}, "weights go with an id_list"),
+        ({"b": {"type": "text", "shares": "query"}}, "features.b.shares: 'b' and 'query' have different n-grams"),
+        ({"b": {"ngrams": {"words": [1, 2]}}}, "ngrams is for texts: leave it out, or set type: text"),
+        ({"b": {"type": "text", "missing": "error"}}, "missing: error is for single ids and numbers"),
+        ({"b": {"type": "text", "transform": "log1p"}}, "transform is for dense features"),
+        ({"b": {"type": "text", "weights": "w"}}, "weights are for an id_list"),
     ],
 )
 def test_what_does_not_go_with_a_text(features, message):

@@ -224,11 +224,11 @@ def test_the_memory_counts_numbers_vectors_and_the_item_tower(log, tmp_path, kin
     ("feature", "message"),
     [
         ({}, "a vector needs dim, the length of its lists: `evenkeel datasets infer` reads it"),
-        ({"dim": 3, "transform": "log1p"}, "transform: log1p is of single numbers: use none or normalize"),
-        ({"dim": 3, "missing": 0.5}, "missing: 0.5 is of single values: a missing vector is zeros, or error"),
-        ({"dim": 3, "shares": "item"}, "shares is of ids: a vector feature reads a column of the rows"),
-        ({"type": "dense", "dim": 3}, "dim and mode are of vectors: leave them out, or set type: vector"),
-        ({"type": "dense", "transform": "normalize"}, "transform: normalize is of vectors"),
+        ({"dim": 3, "transform": "log1p"}, "transform: log1p is for single numbers: use none or normalize"),
+        ({"dim": 3, "missing": 0.5}, "missing: 0.5 is for single values: a missing vector is zeros, or an error"),
+        ({"dim": 3, "shares": "item"}, "shares is for ids: a vector feature reads a column of the rows"),
+        ({"type": "dense", "dim": 3}, "dim and mode are for vectors: leave them out, or set type: vector"),
+        ({"type": "dense", "transform": "normalize"}, "transform: normalize is for vectors"),
     ],
 )
 def test_what_does_not_go_with_a_vector(log, feature, message):
@@ -247,9 +247,9 @@ def test_a_kind_of_another_package_must_say_that_it_reads_them(log, monkeypatch)
 
 def test_what_reads_no_vectors_says_so(log):
     only = {"user": {"type": "vector", "dim": 2}, "item": {"type": "vector", "dim": 3}}
-    with pytest.raises(SpecError, match=r"features: all of them are vectors: a model needs at least one of ids"):
+    with pytest.raises(SpecError, match=r"features: all of them are vectors: add a feature with ids"):
         dataset_at(log, only, None)
-    with pytest.raises(SpecError, match=r"features.user.type: what is named user has ids"):
+    with pytest.raises(SpecError, match=r"features.user.type: the feature 'user' must have ids"):
         dataset_at(log, {"user": {"type": "vector", "dim": 2}}, None)
     with pytest.raises(SpecError, match=r"features.b.shares: 'mood' is a vector, and has no ids"):
         dataset_at(log, {"mood": {"type": "vector", "dim": 3}, "b": {"shares": "mood"}}, None)

@@ -36,7 +36,8 @@ def train_batches(
         step, part = divmod(number, micro_batches)
         start = step * size
         global_size = min(size, num_examples - start)
-        # The batch in parts, and each part over the ranks: what all ranks compute at once is consecutive.
+        # Cut the batch into micro-batches, then each micro-batch into the ranks' slices: the ranks' samples of one
+        # micro-batch are consecutive.
         begin, end = rank_slice(global_size, part, micro_batches)
         first, last = (begin + bound for bound in rank_slice(end - begin, rank, world_size))
         rows = order.rows(epoch, start + first, start + last)
@@ -146,7 +147,7 @@ class BatchReader:
             self._ones = torch.ones(number * count, dtype=torch.int64), torch.arange(number * count + 1)
         codes = np.empty((number, count), dtype=self._dtype)
         for index, column in enumerate(self._columns):
-            # Rows lie inside every column (checked_column); to clip is to need no copy of the output.
+            # Rows lie inside every column (checked_column); "clip" lets numpy write into ``out`` without a copy.
             np.take(column, rows, out=codes[index], mode="clip")
         lengths, offsets = self._ones
         values = torch.from_numpy(codes.reshape(-1).astype(np.int64, copy=False))
@@ -168,7 +169,7 @@ class BatchReader:
             assert not isinstance(users, Jagged)
             flat.append(self._negatives.draw(users.astype(np.int32, copy=False), first_sample))
         elif self._is_bpr:
-            lengths[-1] = 0  # the key is there in evaluation too, with empty bags: one set of keys for the model
+            lengths[-1] = 0  # evaluation keeps the key, with empty bags, so that the model always gets the same keys
         values = np.concatenate(flat, dtype=np.int64) if flat else np.empty(0, dtype=np.int64)
         weights = None
         if any(one is not None for one in self._weights):

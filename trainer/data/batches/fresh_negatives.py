@@ -1,6 +1,6 @@
 """Negatives that are drawn anew in each epoch, each a function of (seed, epoch, sample). Torch-free.
 
-So the negatives do not depend on the number of ranks, nor on a resume.
+The negatives therefore depend neither on the number of ranks nor on a resume.
 
 ``uniform`` draws from the training items uniformly, ``popularity`` by their number of training examples to a power.
 Both exclude items that the user has in training. ``in_batch`` draws the items of IN_BATCH_DRAWS other examples of the
@@ -70,7 +70,7 @@ class _InBatch:
         missing = np.ones(len(samples), dtype=bool)
         for number in range(IN_BATCH_DRAWS):
             words = random_words(self._key, samples * IN_BATCH_DRAWS + number)
-            # Any of the others: what is drawn counts from the example itself on.
+            # The random offset counts from the example itself, so it never draws its own item.
             other = items[(samples - start + 1 + below(words, stop - start - 1)) % (stop - start)]
             chosen = missing & (other > 1) & ~self._known.had(users, other)
             negatives[chosen] = other[chosen]

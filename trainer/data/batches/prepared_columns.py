@@ -127,7 +127,7 @@ class PreparedColumns:
         self.is_weighted = bool(manifest.get("weighted"))
         self.sequence = manifest.get("sequence")
         self.unread = manifest.get("unread", [])
-        # Prepared by a version that knew item2vec's and uniform ones alone.
+        # An older version prepared the data, which drew item2vec's negatives by popularity and all others uniformly.
         papers = "popularity" if (self.sequence or {}).get("kind") == "item2vec" else "uniform"
         sampling = manifest.get("sampling", {"distribution": papers, "power": 0.75})
         self.sampling, self.sampling_power = sampling["distribution"], sampling["power"]
@@ -207,7 +207,7 @@ class PreparedColumns:
         """
         key = next(key for key in self.keys if key.name == feature)
         if self.sequence is not None:
-            # Its splits are sequences, and its table has items alone.
+            # A sequence model's splits are sequences, and its table holds only items.
             return self.row_counts(key.table)
         num_rows = self.tables[key.table].num_rows
         return example_counts(
@@ -342,7 +342,7 @@ class PreparedColumns:
                 where=f"{self.directory / split}, feature '{key.name}'",
                 remedy="remove the folder: the next attempt prepares it again",
             )
-        # A memory-mapped array looks after its file each time that it is indexed.
+        # Plain arrays are faster to index: numpy's memmap class does extra work on each access.
         return (
             Jagged(*(part.view(np.ndarray) for part in column))
             if isinstance(column, Jagged)

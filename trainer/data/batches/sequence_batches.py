@@ -2,9 +2,9 @@
 
 All keys hold rows of the item table as lists.
 
-Negatives are drawn by Philox4x32-10: key (seed, crc32("item__negative")), counter (epoch, sample, slot >> 1, 0), whose
-words 2 (slot & 1) and the next one are the halves of a 64-bit number. ``sample`` counts the examples of the epoch in
-their global order and ``slot`` the draws of one example, so that the draws do not depend on ranks, cuts and resumes.
+Negatives are drawn by Philox4x32-10: key (seed, crc32("item__negative")), counter (epoch, sample, slot >> 1, 0). Word
+2 (slot & 1) of its output and the next word form a 64-bit number. ``sample`` counts the examples of the epoch in their
+global order and ``slot`` the draws of one example, so the draws do not depend on ranks, micro-batches and resumes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
 from trainer.data.prepare.split import SPLIT_SEED
 
 NUM_EVALUATION_NEGATIVES = 100
-# 100 rows are looked up for each example.
+# Largest evaluation batch: each example looks up 100 rows.
 MAX_BATCH = 1024
 
 
@@ -72,7 +72,7 @@ class SkipGrams:
             negatives = items[whole][below(random, len(whole))].astype(np.int64)
         else:
             negatives = np.searchsorted(self._cumulative, unit_interval(random), side="right")
-        # Rounding may leave the last sum a hair below 1.
+        # Rounding may leave the last cumulative probability slightly below 1.
         negatives = np.minimum(negatives, len(self._cumulative) - 1).reshape(*targets.shape, self._negatives)
         negatives[negatives == targets[:, :, None]] = 0
         count = inside.sum(axis=1)
@@ -116,7 +116,7 @@ class NextItems:
             return {**read, NEGATIVE: _lists(negatives, lengths)}
         random = words(self._key, self._epoch, samples, self._length * self._negatives)
         had = gather_spans(items, starts[sequence], starts[sequence + 1] - starts[sequence])
-        # The last target has the same draws however long the piece is.
+        # Slots are counted from the end, so the last target's draws do not depend on the length of the piece.
         inside = np.arange(self._length)[None, :] >= self._length - count[:, None]
         random = random.reshape(len(rows), self._length, self._negatives)[inside].reshape(-1)
         owners = np.repeat(np.arange(len(rows)), count * self._negatives)
@@ -127,13 +127,13 @@ class NextItems:
         return gather_spans(self._train.values, begin + 1, end - begin - 1).values.astype(np.int64)
 
     def _draw(self, had: Jagged, owners: Int64s, random: UInt64s, whole: Int64s | None) -> Int64s:
-        """Return negatives, int64 [n], drawn by the words ``random`` [n] for the lists number ``owners`` [n].
+        """Return negatives, int64 [n]: draw i uses the word ``random[i]`` and excludes list ``owners[i]`` of ``had``.
 
         Args:
             had: lists of the items that must not be drawn.
-            owners: number of the list for each draw.
-            random: random words.
-            whole: rows of the global batch, to draw from its targets; None: any training item is drawn.
+            owners: for each draw, the number of its list.
+            random: random words, uint64 [n].
+            whole: rows of the global batch, whose targets are drawn from; None: all training items are drawn from.
         """
         negatives = self._unseen.draw(had, owners, random)
         if whole is None:
@@ -153,7 +153,7 @@ class NextItems:
 
 
 class SharedItems:
-    """Items with which all targets of a global batch are compared: ``num_drawn`` drawn ones, or with 0 all of training.
+    """Items with which all targets of a global batch are compared: ``num_drawn`` drawn items, or all if it is 0.
 
     Draws may repeat an item. They use the random words of the global batch's first sample, so that all ranks and
     micro-batches have the same items.
@@ -169,9 +169,10 @@ class SharedItems:
             self._ends = np.cumsum(popularity_weights(counts[self._items], data.sampling_power))
 
     def rows(self, sample: int, targets: Int64s | None = None) -> Int64s:
-        """Return the item rows, int64 [n], for the global batch that contains ``sample``.
+        """Return the shared items of the global batch that contains ``sample``, as table rows int64 [n].
 
-        ``targets`` are the batch's own targets, to draw from; None: the training items are drawn from.
+        ``targets`` are the batch's targets, from which the items are drawn; None: they are drawn from all training
+        items.
         """
         if not self._num_drawn:
             return self._items
@@ -194,7 +195,7 @@ class Unseen:
         self._weights = None if power is None else popularity_weights(counts[self._items], power)
 
     def draw(self, had: Jagged, owners: Int64s, random: UInt64s) -> Int64s:
-        """Return for word i an item that list ``owners[i]`` of ``had`` lacks; any item if the list has all items."""
+        """Return an item for each word i that is not in list ``owners[i]`` of ``had``; any item if all are in it."""
         places = self._place[had.values]
         lists = np.repeat(np.arange(len(had.lengths)), had.lengths)
         known = places >= 0

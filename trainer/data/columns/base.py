@@ -31,7 +31,7 @@ class Column(ABC):
     name: str
 
     type_of_first: ClassVar[bool] = False
-    """True if the type of the values is found from the first rows read, and is not :attr:`dtype`."""
+    """True if the type of the values is only known once the first rows are read; :attr:`dtype` is then a default."""
 
     @property
     def dtype(self) -> np.dtype[Any]:

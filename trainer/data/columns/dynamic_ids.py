@@ -35,9 +35,9 @@ class IdMap:
     """The ids of a table's rows: row r >= 2 is entry r - 2.
 
     Attributes:
-        ids: distinct raw ids, int64 or large_string; uint64, the hashes of strings, in checkpoints of jobs of one pass
-            that do not publish them.
-        last_seen: int32 [n], the number of the run whose training split last had each.
+        ids: distinct raw ids, int64 or large_string; or uint64, hashes of strings, in checkpoints of one-pass jobs
+            that do not publish these ids.
+        last_seen: int32 [n], for each id the number of the last run whose training split had it.
         run: number of the run that wrote this map, counted along the chain of warm starts from 1; 0: unknown.
         retired, retired_in: tombstones: ids that lost their row, and int32, the run that retired each.
     """
@@ -112,8 +112,8 @@ def grow(base: IdMap | None, codes: Codes, counts: Int64s, retire_after_runs: in
     Args:
         base: the parent's map; None without a parent.
         codes: the distinct ids of the data, in ascending order.
-        counts: [len(codes.ids)], how often each occurs in the training split; ids of held-out rows alone get no row.
-        retire_after_runs: runs, including this one, after which an id that none of them had loses its row; None: no
+        counts: [len(codes.ids)], occurrences of each id in the training split; ids without any get no row.
+        retire_after_runs: an id that occurred in none of this many runs, including this one, loses its row; None: no
             id loses its row.
     """
     if base is None:

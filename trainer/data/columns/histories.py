@@ -38,7 +38,7 @@ class PreviousValues:
         return gather_spans(self._values, starts[start:stop], lengths[start:stop])
 
     def before(self, by: npt.NDArray[np.integer], order: npt.NDArray[Any] | None) -> Jagged:
-        """Return the histories that rows with these ``by`` and ``order`` would have; without order all values."""
+        """Return the histories of rows with these ``by`` and ``order``; without ``order``, the last ones of ``by``."""
         times, keys = self._times_and_keys
         asked = by.astype(np.int64) * (len(times) + 1)
         first = np.searchsorted(keys, asked)
@@ -72,7 +72,7 @@ class HistoryLookup:
     """The values of ``previous`` by ``by`` in the order of ``order``, over all rows of a dataset.
 
     Args:
-        rows_of: what each raw id of ``previous`` is to the model: its table row.
+        rows_of: function that returns, for a chunk, the table row of each id in the column ``previous``.
     """
 
     def __init__(self, source: Source, by: str, order: str, previous: str, length: int, rows_of: Any):
@@ -92,6 +92,6 @@ class HistoryLookup:
     def before(self, by: pa.Array, times: npt.NDArray[Any] | None, where: str) -> Jagged:
         """Return the histories of rows with these ids of ``by`` and these times.
 
-        Without times (None) a history is all that there is. A row whose ``by`` is missing or unknown has an empty one.
+        Without times (None) a history has the user's latest values. It is empty if ``by`` is missing or unknown.
         """
         return self._values.before(self._codes.encode(values.as_ids(by, self._kind, where)), times)

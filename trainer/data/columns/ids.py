@@ -35,7 +35,7 @@ Ids = tuple[pa.Array, npt.NDArray[np.int64] | None]
 HOUR_MICROS = 3_600_000_000
 EPOCH_WEEKDAY = 3
 """Weekday of 1970-01-01, a Thursday, where Monday is 0."""
-# What may be one of 64 bits, as it is written.
+# Text that may be a 64-bit integer, without a plus sign or leading zeros.
 _INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
 
 
@@ -123,7 +123,7 @@ class ListColumn(IdColumn):
     def problems(self, chunk: Chunk, kind: Kind) -> Iterator[Problem]:
         yield from super().problems(chunk, kind)
         if self.weights is not None:
-            yield self.weights, "weights that are not those of the list", weighted_lists(chunk, self).bad
+            yield self.weights, "weights that do not match the ids of the list", weighted_lists(chunk, self).bad
 
     def require_clear(self, source: Source) -> None:
         require_clear(source.stream([self.column]), self.column)
@@ -219,7 +219,7 @@ def id_column(feature: Feature, column: str, domain: str) -> IdColumn:
 
 
 def _are_lists_of_ids(array: pa.Array) -> Mask:
-    """Return a mask of the lists of which every element is an integer id or missing (:func:`are_ids`)."""
+    """Return a mask that is True for the lists whose elements are all integer ids or missing (:func:`are_ids`)."""
     elements, parents, unreadable = values.raw_lists(array)
     mask = ~unreadable
     mask[parents[~are_ids(elements)]] = False
@@ -239,7 +239,7 @@ def are_ids(array: pa.Array) -> Mask:
     elif is_text(array.type):
         may_be = pc.match_substring_regex(array, _INTEGER).fill_null(False).to_numpy(zero_copy_only=False)
     mask = ~valid
-    # The others are found by halves.
+    # Find the values that are too large by bisection.
     work = [np.flatnonzero(may_be)]
     while work:
         places = work.pop()

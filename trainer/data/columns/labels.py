@@ -267,7 +267,7 @@ def _values_of(chunk: Chunk, column: str, least: float | None) -> npt.NDArray[np
     below = np.flatnonzero(numbers < (-np.inf if least is None else least))
     if len(below):
         raise DataError(
-            f"the label is {numbers[below[0]]}, and its loss is of counts and durations of at least {least:g}",
+            f"the label is {numbers[below[0]]}, but its loss needs counts or durations of at least {least:g}",
             where=chunk.where(column, int(below[0])),
             remedy="correct it, remove the row, or use loss mse",
         )

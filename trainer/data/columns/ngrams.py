@@ -9,8 +9,8 @@ case. Its words are the longest runs of letters, marks and digits. With h the ha
 - the n-gram of the characters a_1 ... a_n, code points of ``<word>``, has the key c(n, a_1, ..., a_n);
 
 and an n-gram of key k is the id floor(floor(k / 2^32) buckets / 2^32). An n-gram that occurs twice is in the list
-twice. The list has the n-grams of words, shortest first, then those of characters, word by word. The bits never change
-between versions, as those of hashes do not.
+twice. The list has the n-grams of words, shortest first, then those of characters, word by word. Like the hashes, these
+ids never change between versions.
 
 Bojanowski et al., Enriching Word Vectors with Subword Information, TACL 2017 (section 3.2); Weinberger et al., Feature
 Hashing for Large Scale Multitask Learning, ICML 2009.
@@ -48,15 +48,15 @@ def require_text(type_: pa.DataType, where: str) -> None:
 
 
 def ngram_lists(array: pa.Array, ngrams: NGrams, where: str) -> tuple[pa.Array, Int64s]:
-    """Return (the ids of all n-grams, int64, how many each text has); null and what has no word has none.
+    """Return the ids of all n-grams, int64, and their number for each text; null and texts without words have none.
 
     Args:
-        array: texts; numbers, as a file may have them where every text is one, are read as they are written.
+        array: texts. Numbers, as read from a file in which every text is a number, are taken as text.
         ngrams: which n-grams, and how many buckets.
         where: names the column in errors.
 
     Raises:
-        DataError: a value is neither, or no UTF-8.
+        DataError: a value is neither text nor a number, or is not UTF-8.
     """
     # A title occurs in many rows: its n-grams are hashed once.
     distinct, places = encoded(values.as_ids(array, "string", where))
@@ -111,6 +111,6 @@ def _of_characters(words: pa.Array, bounds: tuple[int, int]) -> Jagged:
 
 
 def _starts(owners: Int64s, length: int) -> Int64s:
-    """Return the starts of runs of ``length`` entries of one owner."""
+    """Return the start of each run of ``length`` consecutive entries with the same owner."""
     last = np.arange(length - 1, len(owners))
     return np.flatnonzero(owners[last] == owners[last - (length - 1)])

@@ -29,10 +29,10 @@ from trainer.spec import Feature
 COMMA_REMEDY = "write a point before the fraction and nothing between thousands: 2.5, 1234"
 NUMERIC_FILE = "numeric.json"
 NUM_QUANTILES = 1000
-# Quantiles are those of so many training values at most, evenly spaced over the rows.
+# Quantiles are computed from at most this many training values, evenly spaced over the rows.
 _SAMPLE_ROWS = 1 << 20
 _PIECE_ROWS = 1 << 20
-# A standard deviation of less than this share of the mean is none.
+# A standard deviation below this share of the mean is rounding error: the values are constant.
 _LEAST_SPREAD = 1e-12
 
 Float64s = npt.NDArray[np.float64]
@@ -46,7 +46,7 @@ class Numeric(Column):
 
     - none: x;
     - log1p: sign(x) log(1 + |x|);
-    - standardize: (x - mean) / std, of training, and x - mean where that is constant;
+    - standardize: (x - mean) / std over the training values; x - mean if these are constant;
     - quantile: the share of training values below x, interpolated between NUM_QUANTILES of them, in [0, 1].
 
     ``fill`` replaces a missing value after the transform.
@@ -180,7 +180,7 @@ def fitted(feature: Numeric, values: Float64s, where: str) -> Numeric:
     for piece in _pieces(values):
         square += float(np.square(piece - mean).sum())
     std = float(np.sqrt(square / count))
-    # Of a constant it is the rounding of the mean.
+    # For a constant, std is only the rounding error of the mean.
     std = std if std > _LEAST_SPREAD * abs(mean) else 1.0
     quantiles, shares = _quantiles(values) if feature.transform == "quantile" else ((), ())
     known = Numeric(

@@ -30,7 +30,7 @@ from trainer.data.sources.types import is_text
 
 Mask = npt.NDArray[np.bool_]
 _NEARLY_ALL = 0.9
-"""From this share on of positive numbers that can be times since 1970, all positive numbers count as such times."""
+"""If at least this share of the positive numbers can be times since 1970, all positive numbers count as such times."""
 
 Kind = Literal["number", "time without a zone", "time with a zone"]
 
@@ -115,7 +115,7 @@ def order_of(source: Source, column: str) -> Order:
     found = _of_type(type_)
     if found is not None:
         return found
-    # Of a subclass, too, all rows are read: those that it leaves out are found by what is decided here.
+    # Read all rows, even if a subclass of Source leaves bad rows out: which rows are bad depends on this order.
     for chunk in Source.stream(source, [column]):
         array = chunk.column(column)
         if not is_text(array.type):
@@ -188,7 +188,7 @@ def require_one_unit(numbers: npt.NDArray[Any], where: str) -> None:
     """
     high = numbers.max()
     low = numbers.min(initial=high, where=numbers > 0)
-    # Of one unit the last is at most four times the first.
+    # Times in one unit differ by a factor of at most four.
     if float(high) < 200 * float(low) or high <= 0:
         return
     inside = {name: (numbers >= first) & (numbers < end) for name, (_, first, end) in UNITS.items()}
@@ -247,7 +247,7 @@ def _numbers(array: pa.Array) -> tuple[npt.NDArray[Any], Mask]:
         numbers = array.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
         return numbers, unreadable | np.isnan(numbers)
     if pa.types.is_uint64(type_):
-        # Beyond int64 the order of bits is another.
+        # Numbers beyond int64 would become negative.
         beyond = pc.greater(array, pa.scalar(2**63 - 1, pa.uint64())).fill_null(False).to_numpy(zero_copy_only=False)
         array, unreadable = pc.if_else(pa.array(beyond), pa.scalar(0, pa.uint64()), array), unreadable | beyond
     elif not (pa.types.is_integer(type_) or pa.types.is_boolean(type_)):

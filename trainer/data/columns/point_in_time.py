@@ -17,14 +17,14 @@ NUM_EXAMPLES = 3
 
 
 class PointInTime:
-    """Comparison, chunk by chunk, of the time of each row with the times at which its features were known.
+    """Comparison, chunk by chunk, of the time of each row with the times at which its features became known.
 
-    The latter are the ``timestamp`` of a feature, a column of the rows, or of a join, a column of the joined file.
-    Splits by ``time`` and ``per_user_last`` alone say what was before what; for others nothing is compared.
+    A feature's time is its ``timestamp``, a column of the rows, or its join's ``timestamp``, a column of the joined
+    file. Times are compared only if the split is by ``time`` or ``per_user_last``.
 
     Args:
-        plan: what is read.
-        state: :meth:`state` of a comparison of the rows before these; None: there are none.
+        plan: the plan of the preparation.
+        state: :meth:`state` after earlier rows, to continue from; None: there are no earlier rows.
     """
 
     def __init__(self, plan: DataPlan, state: dict[str, Any] | None = None):
@@ -83,8 +83,8 @@ class PointInTime:
         raise DataError(
             f"features are from after the row that they describe: {counts}: {'; '.join(self._examples)}",
             where=self._plan.source.uri,
-            remedy="take the value that was known at the row's time, leave such rows or the feature out, or leave its "
-            "timestamp out if it is not when the value was known",
+            remedy="take the value that was known at the row's time, or remove such rows or the feature; remove its "
+            "timestamp if that is not the time at which the value became known",
         )
 
     def _compare(
@@ -93,8 +93,8 @@ class PointInTime:
         units = unit_of(rows), unit_of(known)
         if None not in units and units[0] != units[1]:
             raise DataError(
-                f"the time of feature '{feature}' is in {units[1]} since 1970, such as {known[0]}, that of the rows in "
-                f"{units[0]}, such as {rows[0]}",
+                f"the time of feature '{feature}' is in {units[1]} since 1970, such as {known[0]}, the rows' time is "
+                f"in {units[0]}, such as {rows[0]}",
                 where=chunk.where(str(self._plan.dataset.ordering)),
                 remedy="write both in one unit",
             )

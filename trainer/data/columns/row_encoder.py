@@ -120,7 +120,7 @@ class RowEncoder:
             for name, feature in self._features.items()
         }
         self._joins = {
-            # When a value was known is of training rows: an export's copy of the file does not say it.
+            # Drop the timestamp: only training rows are checked against it, and an export's copy of the file lacks it.
             name: JoinTable(
                 join.model_copy(update={"timestamp": None}), uri, replace(self._columns[name], column=join.column)
             )
@@ -153,7 +153,7 @@ class RowEncoder:
             if feature.join is None and ids.makes_ids:
                 found |= {ids.column} if ids.holds_text else set()
             elif feature.join is None and table in self._codes:
-                # A key of a join is read as the feature of its column is.
+                # A join's key is read like the feature of the same column.
                 change = found.discard if self._kind(table) == "int" else found.add
                 change(ids.column)
         return frozenset(found)
@@ -223,7 +223,7 @@ class RowEncoder:
         return encoded
 
     def warnings(self, matches: Mapping[str, KeyMatches]) -> list[str]:
-        """Return a warning for each feature and join of which none, or nearly none, of the ids are known."""
+        """Return a warning for each feature and join if the model knows none, or nearly none, of its ids."""
         warnings: list[str] = []
         for name, found in matches.items():
             if not found.exceeds(max(1.0 - LEAST_FOUND, self._dataset.max_unmatched)):
@@ -287,12 +287,12 @@ class RowEncoder:
         """Check that none of a list's unknown ids is a text of several known ids with a separator other than a pipe.
 
         Raises:
-            DataError: one of them is.
+            DataError: an unknown id is such a text.
         """
         for text in text_lists.unclear(unknown.unique())[:_MOST_LOOKED_AT]:
             parts = pa.array(text_lists.parts(text))
             if (self._encode(feature.shares or name, parts, "") != UNKNOWN_ROW).all():
-                what = f"{text[:60]!r} is no id that the model knows, and a list of those that it knows"
+                what = f"{text[:60]!r} is not an id that the model knows, but a list of ids that it knows"
                 raise DataError(what, where=chunk.where(self._column(name, feature)), remedy=text_lists.REMEDY)
 
     def _kind(self, table: str) -> Kind:
@@ -321,7 +321,7 @@ class RowEncoder:
             encoded.matches[joined.name] = joined.matches(chunk, positions)
             ids, counts = joined.table.ids(positions)
             if feature.type == "id_list" and counts is None:
-                # Single ids in a feature of lists: a list of one, or an empty one.
+                # Single ids in a list feature: an id becomes a list of one, null an empty list.
                 valid = ids.is_valid()
                 return ids.filter(valid), valid.to_numpy(zero_copy_only=False).astype(np.int64)
             return ids, counts
@@ -365,7 +365,7 @@ class RowEncoder:
                 raise DataError(
                     f"has a {order.kind}, and the dataset is ordered by a {lookup.order.kind}",
                     where=chunk.where(derive.order),
-                    remedy="write it as the dataset has it, or leave it out: a history is then all that there is",
+                    remedy="write it as in the dataset, or leave the column out to use each user's latest history",
                 )
             times = as_order(chunk, derive.order, order)
         return lookup.before(chunk.column(by), times, chunk.where(by))

@@ -1,8 +1,9 @@
 """Lists written as text: ``a|b``, or in brackets as JSON, Python and PostgreSQL write them. Torch-free.
 
-``[27, 9]``, ``["a", "b"]``, ``['a', 'b']``, ``(27, 9)`` and ``{27,9}`` are lists, and ``[]`` an empty one; elements are
-text as it is written, quotes and escapes resolved; ``None``, ``null`` and ``nan`` without quotes are null. Any other
-value is split at ``|``, without blanks around it, and nothing between two is null; one without it is a list of one.
+``[27, 9]``, ``["a", "b"]``, ``['a', 'b']``, ``(27, 9)`` and ``{27,9}`` are lists, and ``[]`` is an empty one. Elements
+are taken as text, with quotes and escapes resolved; ``None``, ``null`` and ``nan`` without quotes are null. Any other
+value is split at ``|``: blanks around elements are removed, an empty element is null, and a value without ``|`` is a
+list of one element.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from trainer.data.sources.source import Chunk
 LIST_SEPARATOR = "|"
 _UNCLEAR = r"[^\s,;][\s,;]+[^\s,;]"
 REMEDY = 'write lists as 27|9, [27, 9] or ["a", "b"], or use type: id where each value is one id'
-# Round brackets are of a list with a comma alone: "(no genres listed)" is an id.
+# Round brackets mark a list only if they contain a comma: "(no genres listed)" is an id.
 _BRACKETS = r"(?s)^\s*(\[.*\]|\{.*\}|\(.*,.*\)|\(\s*(-?\d+|\"[^\"]*\"|'[^']*')?\s*\))\s*$"
 _QUOTED = r"""(?s)"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
 _SEVERAL = r"[\]})][^\[\](){},]*\|"
@@ -56,7 +57,7 @@ def split(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
 
 
 def _split_at_pipes(array: pa.Array) -> pa.Array:
-    """Split texts at pipes, without the blanks around them; what is empty between two is null."""
+    """Split texts at pipes and strip blanks; an empty element is null."""
     lists = pc.split_pattern(array, LIST_SEPARATOR)
     if not pc.any(pc.match_substring_regex(array, _BLANKS_OR_NOTHING)).as_py():
         return lists

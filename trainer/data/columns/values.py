@@ -61,17 +61,17 @@ def as_ids(array: pa.Array, kind: Kind, where: str) -> pa.Array:
         raise DataError(
             f"has an id that is no 64-bit integer: {str(error).splitlines()[0]}",
             where=where,
-            remedy="write the column as text, or as int64: ids are of -2^63 to 2^63 - 1",
+            remedy="write the column as text, or as int64: ids are between -2^63 and 2^63 - 1",
         ) from None
 
 
 def _require_written_as_integers(texts: pa.Array, where: str) -> None:
-    """Check that every text is written as its integer is, because 7 and 007 would be one integer but two ids."""
+    """Check that every text is the usual form of its integer, because 7 and 007 would be one integer but two ids."""
     if are_written_as_integers(texts):
         return
     wrong = next(one for one in texts if one.is_valid and not are_written_as_integers(pa.array([one.as_py()])))
     raise DataError(
-        f"has an id that is no 64-bit integer: '{wrong}', as it is written, and those of its table are integers",
+        f"has an id that is no 64-bit integer in its usual form: '{wrong}'; the other ids of its table are integers",
         where=where,
         remedy="make every id of this table an integer, without zeros in front, or every one a string",
     )
@@ -88,9 +88,9 @@ def _require_exact(array: pa.Array, where: str) -> None:
     largest = max((abs(one) for one in bounds.values() if one is not None), default=0)
     if exact_below(array.type) <= largest < 2**63:
         raise DataError(
-            f"has the id {largest:.0f} in a column of {array.type}, which holds not every integer of that size",
+            f"has the id {largest:.0f} in a column of {array.type}, which cannot hold every integer of that size",
             where=where,
-            remedy="write the column as integers, or as text: pandas makes floats of integers beside missing ones",
+            remedy="write the column as integers, or as text: pandas turns integers with missing values into floats",
         )
 
 

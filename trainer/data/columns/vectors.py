@@ -1,11 +1,12 @@
-"""Vectors as features: fixed numbers of floats from columns of lists, and their places among the numbers of a batch.
+"""Vectors as features: fixed numbers of floats from columns of lists, and their positions in a batch. Torch-free.
 
-A value that is null is missing, and zeros stand for it. A list of another length, and one with null, NaN, an infinite
-value or one beyond float32, is bad: which row it is, and what to do, is said as of other bad values. Torch-free.
+A null value is a missing vector, which is read as zeros. A list is bad if it has another length, or contains null, NaN,
+an infinite number or one beyond float32; it is reported like other bad values.
 
-A batch has one float32 block of numbers, [b, n]: the numeric features of the rows, their vectors as given, the same two
-of the item table, the projected vectors of the rows, those of the item table. Models read the first two or four as
-numbers, and what follows through projections (:class:`trainer.models.layers.vector_fields.VectorFields`).
+A batch has one float32 block of numbers, [b, n]. In this order, it holds the numeric features of the rows, their
+unprojected vectors, the numeric features and unprojected vectors of the item table, and the projected vectors of the
+rows, then of the item table. Models read all but the projected vectors as numbers, and project the rest
+(:class:`trainer.models.layers.vector_fields.VectorFields`).
 """
 
 from __future__ import annotations

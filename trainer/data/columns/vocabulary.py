@@ -37,9 +37,10 @@ class DistinctIds:
 
     Args:
         kind: integers or strings.
-        take_places: gets, in pieces, for every id that was added its place among the distinct ids in order of first
-            appearance.
-        distinct: those of an earlier stream that this one goes on from, in order of first appearance; None: of none.
+        take_places: called with arrays that, one after the other, hold the position of every added id among the
+            distinct ids, which are in order of first appearance.
+        distinct: distinct ids of an earlier stream that this one continues, in order of first appearance; None: there
+            is no earlier stream.
     """
 
     def __init__(
@@ -56,20 +57,20 @@ class DistinctIds:
 
     @property
     def num_bytes(self) -> int:
-        """Of the ids that are held."""
+        """Size of the ids in memory, in bytes."""
         return int(self._distinct.nbytes + sum(part.nbytes for part in self._parts))
 
     def add(self, ids: pa.Array) -> None:
-        """Add ids as :func:`trainer.data.columns.values.as_ids` gives them; nulls are passed over."""
+        """Add ids as :func:`trainer.data.columns.values.as_ids` returns them; nulls are ignored."""
         self.append(pc.unique(ids.drop_null() if ids.null_count else ids))
 
     def append(self, ids: pa.Array) -> int:
-        """Add ids without nulls, few of which repeat; return how many were added before, repeated ones counted."""
+        """Add ids without nulls, few of which repeat; return the number of ids added before, including repeats."""
         start = self._num_appended
         self._parts.append(ids)
         self._num_appended += len(ids)
         self._pending += len(ids)
-        # Merge once the new parts outgrow what is merged: each id is merged a logarithmic number of times.
+        # Merge once the new parts outgrow the merged ids: each id is merged a logarithmic number of times.
         if self._pending > max(len(self._distinct), _LEAST_MERGE):
             self.settled()
         return start
@@ -87,10 +88,10 @@ class DistinctIds:
         return self._distinct.take(order), ranks
 
     def settled(self) -> pa.Array:
-        """Hand on the places of all ids that were added; return the distinct ids in order of first appearance."""
+        """Pass the positions of all added ids on; return the distinct ids in order of first appearance."""
         if not self._parts:
             return self._distinct
-        # What is merged comes first, and so its places stay.
+        # The merged ids come first, so their positions do not change.
         before = len(self._distinct)
         self._distinct, places = encoded(pa.concat_arrays([self._distinct, *self._parts]))
         self._take_places(places[before:])

@@ -1,4 +1,4 @@
-"""Lists whose ids have weights, pooled to sum_j w_j e_j, or with mean to sum_j w_j e_j / sum_j w_j. Torch-free."""
+"""Lists of ids with weights, pooled to sum_j w_j e_j, or for mean to sum_j w_j e_j / sum_j w_j. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.data.sources.source import Chunk
 
 
 class Weighted(NamedTuple):
-    """Lists of ids with their weights; ``bad`` [rows] marks rows whose ids and weights do not match, left out here."""
+    """Lists of ids with weights; ``bad`` [rows] marks rows whose ids and weights do not match, with empty lists."""
 
     elements: pa.Array
     lengths: npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ class Columns(Protocol):
 
 
 def weighted_lists(chunk: Chunk, use: Columns) -> Weighted:
-    """Return ids and weights of the rows; null ids are left out with their weights."""
+    """Return the rows' ids and weights; null ids are left out with their weights."""
     assert use.weights is not None
     ids, of, no_ids = values.raw_lists(chunk.column(use.column))
     given, of_given, no_weights = values.raw_lists(chunk.column(use.weights))
@@ -55,17 +55,17 @@ def weighted_lists(chunk: Chunk, use: Columns) -> Weighted:
 
 
 def require_weighted(chunk: Chunk, use: Columns) -> Weighted:
-    """Return :func:`weighted_lists`, all of which fit.
+    """Return :func:`weighted_lists`, in which no row may be bad.
 
     Raises:
-        DataError: at the first list that does not fit.
+        DataError: at the first list whose weights do not match its ids.
     """
     lists = weighted_lists(chunk, use)
     if lists.bad.any():
         row = int(np.flatnonzero(lists.bad)[0])
         raise DataError(
-            f"the weights {chunk.column(str(use.weights))[row].as_py()!r} are not those of "
-            f"{chunk.column(use.column)[row].as_py()!r}: one for each id, at least 0",
+            f"the weights {chunk.column(str(use.weights))[row].as_py()!r} do not match the ids "
+            f"{chunk.column(use.column)[row].as_py()!r}: there must be one weight for each id, at least 0",
             where=chunk.where(str(use.weights), row),
             remedy="correct them, remove the row, or set max_bad_rows of the dataset",
         )
@@ -89,9 +89,10 @@ def weights_name(use: Columns) -> str:
 
 
 def as_factors(weights: Jagged, pooling: str) -> npt.NDArray[np.float32]:
-    """Return the factors of rows before they are pooled.
+    """Return the factors by which embedding rows are multiplied before pooling.
 
-    For a mean, which divides by their number, these are weights of mean 1. Lists whose weights are all 0 have no rows.
+    Mean pooling divides by the number of rows, so each list's weights are scaled to a mean of 1. A list whose weights
+    are all 0 gets no rows.
     """
     factors = np.asarray(weights.values, dtype=np.float64)
     if pooling == "mean":

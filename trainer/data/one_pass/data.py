@@ -140,7 +140,7 @@ class OnePassData(PreparedData):
         self.num_examples = dict(zip(SPLIT_NAMES, counts, strict=True))
 
     def begin_files(self, checkpoint_files: Path | None) -> None:
-        """Continue after the pieces in a checkpoint's file :data:`FILES`; has an effect on rank 0 alone."""
+        """Continue after the pieces in a checkpoint's file :data:`FILES`; has an effect on rank 0 only."""
         if self.followed is not None and checkpoint_files is not None:
             self.followed.begin(read_pieces(checkpoint_files, self._pieces.of_json))
 
@@ -171,9 +171,9 @@ class OnePassData(PreparedData):
     def train_batches(
         self, epoch: int, start_step_in_epoch: int = 0, rank: int = 0, world_size: int = 1, micro_batches: int = 1
     ) -> Prefetched[Batch]:
-        """Return the batches from a step on; its first row must lie in the window that begins at :attr:`place`.
+        """Return the batches from a step on; the step's first row must lie in the window that begins at :attr:`place`.
 
-        See :meth:`PreparedData.train_batches`. :attr:`Batch.place` of each is the position to continue from after it.
+        See :meth:`PreparedData.train_batches`. Reading can continue after a batch at its :attr:`Batch.place`.
         """
         stopped = threading.Event()
         steps = self._global_batches(epoch, start_step_in_epoch, self.place, stopped)
@@ -234,7 +234,7 @@ class OnePassData(PreparedData):
                 del train, window
                 while len(rows) - begin > size:
                     at += size
-                    # Of windows without a row to train on, the one behind them has the next.
+                    # Windows without training rows begin at the same training row as the next window: take the last.
                     number = bisect.bisect_right(places, at, key=lambda one: one.examples[TRAIN]) - 1
                     places = places[number:]
                     yield GlobalBatch(rows, begin, size, places[0])
@@ -290,6 +290,6 @@ class OnePassData(PreparedData):
             raise DataError(
                 f"has fewer rows in the split {split} than when they were trained on",
                 where=f"dataset '{self._windows.name}'",
-                remedy="leave the files as they are until the job has ended, and start it anew",
+                remedy="start the job again, and do not change the files until it has ended",
             )
         return window.rows.take(np.flatnonzero(window.sides == SPLIT_NAMES.index(split)))

@@ -18,7 +18,7 @@ from trainer.data.sources.source import Chunk, Source, file_below
 
 UNSEEN_SECONDS = 120.0
 """Longest time that a host waits to see a file that rank 0 has found, as in a network file system."""
-_REMEDY = "bring it back as it was, with its time of change, or start a new job"
+_REMEDY = "restore it unchanged, with its modification time, or start a new job"
 
 
 class FolderRows:
@@ -81,7 +81,7 @@ class FolderRows:
 
 
 def _is_still(taken: Taken, path: FilePath) -> bool:
-    """Return True if a file exists and still has the size and time of change of when its reading began."""
+    """Return True if a file exists and still has the size and modification time that it had when its reading began."""
     try:
         return taken.is_still(as_it_is(path))
     except FileNotFoundError:

@@ -159,7 +159,7 @@ class FollowingReader(RowReader):
             self._pieces.close()
 
     def _of_piece(self, taken: Piece, place: Place, stopped: threading.Event) -> Generator[Window, None, Place]:
-        """Yield the windows of one piece from ``place`` on, and return the position behind them."""
+        """Yield the windows of one piece from ``place`` on, and return the position after them."""
         held, counted = Held(), place
         for chunk, is_last in _with_last(self._pieces.chunks(taken, place, stopped)):
             left = None if self._max_rows is None else self._max_rows - place.rows - held.number
@@ -172,7 +172,7 @@ class FollowingReader(RowReader):
             if held.number and (held.number >= windows.WINDOW_ROWS or is_last or ends):
                 place, ready = window_of(place, held, *end, bad=(counted.bad, counted.bad_of_block))
                 held, counted = Held(), place
-                # What is handed on is not kept here while it is worked on.
+                # Hold no reference to the window while the caller works on it, so that its memory is freed early.
                 yield ready.pop()
             if ends:
                 return place

@@ -29,13 +29,13 @@ from trainer.data.sources.locations import as_it_is, is_still
 from trainer.data.sources.source import Chunk, SourceFile, no_rows_in_window
 
 WINDOW_ROWS = 1 << 18
-"""Number of rows from which on a window is full; it then ends with its last chunk.
+"""Number of rows at which a window is full; it ends with the chunk that reaches this number.
 
 A window is held in memory, and its training rows are shuffled among each other.
 """
 
 
-_REMEDY = "bring it back as it was, with its time of change, or start a new job"
+_REMEDY = "restore it unchanged, with its modification time, or start a new job"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RowReader(ABC):
 
     @abstractmethod
     def windows(self, start: Place, stopped: threading.Event) -> Iterator[Window]:
-        """Yield the windows from ``start`` on, at which one must begin, until the end or until ``stopped`` is set.
+        """Yield the windows from ``start``, the beginning of a window, until the end or until ``stopped`` is set.
 
         Raises:
             DataError: a file cannot be read, or a value cannot be used.
@@ -150,7 +150,7 @@ class WindowReader(RowReader):
             held.add(*self._read(chunk, place.rows + held.number))
             end = source.files.index(chunk.file, place.file), chunk.end
             if held.number >= WINDOW_ROWS:
-                # What is handed on is not kept here while it is worked on.
+                # Hold no reference to the window while the caller works on it, so that its memory is freed early.
                 place, windows = window_of(place, held, *end)
                 held = Held()
                 yield windows.pop()
@@ -160,7 +160,7 @@ class WindowReader(RowReader):
             raise no_rows_in_window(source.uri, source.window)
 
     def _check_file(self, file: SourceFile) -> None:
-        # Ranks read it each for itself: they must read the same.
+        # Each rank reads the file on its own, and all must read the same.
         _, size, changed_ns = self._files[str(file.path)]
         try:
             path = as_it_is(file.path)

@@ -16,16 +16,16 @@ OFFSET = np.dtype(np.int64)
 LABEL = np.dtype(np.uint8)
 VALUE = np.dtype(np.float32)
 LABELS = "rows.labels.bin"
-"""File of a split: labels, of several those of one row side by side, NaN where one is absent.
+"""File of a split: labels, [examples] or [examples, labels]; NaN for an absent label.
 
-No feature is named so.
+No feature can have this name.
 """
 ROW_WEIGHTS = "rows.weights.float32"
-"""File of a split: weights of its rows, where the dataset has them. No feature is named so."""
+"""File of a split: weights of its rows, if the dataset has them. No feature can have this name."""
 USER_CODES = "user.codes.bin"
-"""File of a split: whose each example is. No feature is named so."""
+"""File of a split: the number of each example's user. No feature can have this name."""
 ITEM_PLACES = "item.places.bin"
-"""File of a split: the place of each example's item in the catalogue, -1 for none. No feature is named so."""
+"""File of a split: each example's item as a position in the catalogue, or -1. No feature can have this name."""
 NUMBERS = "numeric.values.float32"
 """File of a split: numeric features as the model reads them, [examples, features]."""
 
@@ -36,14 +36,14 @@ def vector_file(directory: Path, feature: str) -> Path:
 
 
 def weight_file(directory: Path, feature: str) -> Path:
-    """Return the file with what the rows of a list feature are multiplied with, in a split."""
+    """Return the file with the weights of a list feature's ids, in a split."""
     return directory / f"{feature}.weights.bin"
 
 
 class Appender:
-    """A one-dimensional array that grows on disk: ``<path>`` holds nothing but the values of ``dtype``.
+    """A one-dimensional array that grows on disk: ``<path>`` holds only the values, of type ``dtype``.
 
-    With ``length`` it goes on with that many values of the file that is there, and what follows them goes.
+    With ``length``, the file's first ``length`` values are kept and the rest is cut off.
     """
 
     def __init__(self, path: Path, dtype: npt.DTypeLike, length: int = 0):
@@ -60,11 +60,11 @@ class Appender:
         self.length += len(values)
 
     def flush(self) -> None:
-        """Hand what was appended to the operating system: :meth:`mapped` has it."""
+        """Hand appended values to the operating system, so that :meth:`mapped` sees them."""
         self._file.flush()
 
     def sync(self) -> None:
-        """Wait until what was appended is on disk."""
+        """Wait until all appended values are on disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -100,14 +100,14 @@ class JaggedAppender:
 
 
 def write_array(path: Path, values: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
-    """Write ``path`` with nothing but the values of ``dtype``."""
+    """Write a file that holds only the values, converted to ``dtype``."""
     appender = Appender(path, dtype)
     appender.append(values)
     appender.close()
 
 
 def map_array(path: Path, dtype: npt.DTypeLike, mode: Any = "r") -> npt.NDArray[Any]:
-    """Return the array in ``path``, memory-mapped (an empty file cannot be mapped: an empty array)."""
+    """Return the array in ``path``, memory-mapped; an empty array for an empty file, which cannot be mapped."""
     if path.stat().st_size == 0:
         return np.empty(0, dtype=dtype)
     return np.memmap(path, dtype=dtype, mode=mode)

@@ -1,6 +1,6 @@
-"""All items of a dataset with an item table, as a model reads them: those of the table, then others of training.
+"""All items of a dataset with an item table, as a model reads them: the table's items, then others seen in training.
 
-A place is an item's number among them. Torch-free.
+A place is an item's position in this order. Torch-free.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Catalogue:
         features: by feature of the item table, table rows [items], or lists of them.
         numbers: float32 [items, numeric features of the item table].
         vectors: by name float32 [items, dim], the vectors of the item table, zeros where it has none.
-        num_in_table: the first so many are in the item table.
+        num_in_table: number of items of the item table, which come first.
     """
 
     ids: pa.Array
@@ -69,9 +69,9 @@ class Catalogue:
         return places
 
     def is_known(self) -> npt.NDArray[np.bool_]:
-        """Flag the items that training knows, [items]: by the id itself, an id of a feature, or vectors.
+        """Mask of the items that training knows, [items]: by their id, by an id of a feature, or by a vector.
 
-        Of a vector that is zeros, as a missing one is, it says nothing.
+        A vector of zeros does not count, because a missing vector is zeros.
         """
         known = np.asarray(self.rows) >= NUM_SPECIAL_ROWS
         for vectors in self.vectors.values():
@@ -106,7 +106,7 @@ def open_catalogue(
 ) -> Catalogue:
     """Open the files of :meth:`Catalogue.write`, memory-mapped.
 
-    ``is_list``: by feature of the item table; ``dims``: by vector of it.
+    ``is_list`` is by feature of the item table, ``dims`` by vector of the item table.
     """
     with pa.memory_map(str(directory / _IDS)) as file:
         ids = pa.ipc.open_file(file).get_batch(0).column(0)
@@ -124,7 +124,7 @@ def catalogue_of(
 ) -> Catalogue:
     """Return all items as the model reads them.
 
-    ``numeric``: the numeric features, with their statistics, those of the item table last.
+    ``numeric`` are the numeric features with their statistics; features of the item table come last.
     """
     items, item = plan.items, plan.direct("item")
     assert items is not None
@@ -156,17 +156,17 @@ def catalogue_of(
 def _rows_of(
     plan: DataPlan, encoded: Encoded, grown: GrownTable, feature: FeaturePlan, num_others: int
 ) -> npt.NDArray[np.int32] | Jagged:
-    """Return a feature's table rows of all items; of those that are not in the item table it is unknown."""
+    """Return a feature's table rows for all items; items outside the item table get the unknown id's row."""
     codes = plan.joins[feature.name].coded(encoded.codes[feature.table], plan.kinds[feature.table])
     if isinstance(codes, Jagged):
         offsets = np.append(codes.offsets, np.full(num_others, codes.offsets[-1]))
         return Jagged(grown.row_of_code[codes.values], offsets)
-    # The last code is that of no item.
+    # The last entry of ``codes`` belongs to a missing item.
     return grown.row_of_code[np.append(codes[:-1], np.repeat(codes[-1:], num_others))]
 
 
 def write_catalogue(catalogue: Catalogue, directory: Path, log: Callable[[str], Any]) -> None:
-    """Write it beside the splits, and into these the places of examples whose item is not in the table."""
+    """Write the catalogue beside the splits, and into each split the position of every example's item in it."""
     catalogue.write(directory / CATALOGUE)
     places_of_rows = catalogue.place_of_row(int(catalogue.rows.max()) + 1).astype(CODE)
     absent = count = 0
@@ -178,5 +178,5 @@ def write_catalogue(catalogue: Catalogue, directory: Path, log: Callable[[str], 
     untrained = int((catalogue.rows[: catalogue.num_in_table] < NUM_SPECIAL_ROWS).sum())
     log(
         f"item table: {catalogue.num_in_table:,} items, {untrained:,} of them not trained on; "
-        f"{absent / max(count, 1):.2%} of the examples are of items that it lacks: their features are unknown"
+        f"{absent / max(count, 1):.2%} of the examples have items that are not in the table: their features are unknown"
     )

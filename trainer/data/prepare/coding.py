@@ -1,4 +1,4 @@
-"""Columns of ids coded chunk by chunk: by each chunk's own distinct ids, at last by the sorted ids of the table.
+"""Coding of id columns: each chunk by its own distinct ids, in the end all chunks by the table's sorted ids.
 
 Arrow hashes every id once, and then only the distinct ids of chunks. Torch-free.
 """
@@ -56,15 +56,15 @@ class TableIds:
         return len(self._runs)
 
     def append(self, ids: pa.Array) -> tuple[int, int]:
-        """Add the distinct ids of a chunk; return their run and where their places begin."""
+        """Add the distinct ids of a chunk; return the number of their run and the start of their places."""
         return len(self._runs), self._first_place + self.distinct.append(ids)
 
     def settle(self) -> None:
-        """Write the ids in memory that are not on disk yet, and all places."""
+        """Write the ids in memory that are not on disk yet, and the places of all ids."""
         self._saved.append(self.distinct.settled().slice(len(self._saved)))
 
     def spill(self) -> None:
-        """Write the ids in memory as a run, ascending; those that come are of the next."""
+        """Write the ids in memory as an ascending run; later ids belong to the next run."""
         run = self._run(len(self._runs))
         ids, ranks = self.distinct.ranked()
         run.ids.append(ids)
@@ -73,7 +73,7 @@ class TableIds:
         self._begin()
 
     def finish(self, piece_bytes: int) -> pa.Array:
-        """Return all ids, ascending; then :meth:`codes`."""
+        """Return all ids, ascending; :meth:`codes` may be called afterwards."""
         if not self._runs:
             ids, self._ranks = self.distinct.ranked()
             return ids
@@ -83,7 +83,7 @@ class TableIds:
         return merged.read()
 
     def codes(self, run: int, start: int, stop: int) -> Int32s:
-        """Return the positions among all ids of those whose places are ``start`` to ``stop``."""
+        """Return, for the ids of a run at places ``start`` to ``stop``, their positions among all ids."""
         places = self.places.mapped()[start:stop]
         return self._runs[run].codes_of(places) if self._runs else self._ranks[places]
 
@@ -127,7 +127,7 @@ class CodedColumn:
             self._lists.append(part.places, part.lengths)
 
     def finish(self, durable: bool) -> None:
-        """Rewrite the codes as positions of the ids of the finished table; where a process before this did not."""
+        """Replace the codes by positions in the finished table's ids, unless an earlier process did."""
         if self._coded.exists():
             return
         codes = map_array(self._codes.path, CODE)

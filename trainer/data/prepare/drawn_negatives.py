@@ -1,12 +1,12 @@
 """Negatives of a dataset (``label: {negatives: ...}``), drawn once, and the rows that give their columns. Torch-free.
 
-A training row's negatives are items of training rows that its user did not have in training, up to the row's own time
-where rows are split by time. A held-out click is drawn there like any other item, since nobody knew of it. A held-out
-row's negatives are items that its user had in no split: items of training where its own is one, and else items that
-training lacks. So a model that knows nothing has an AUC of 1/2.
+A training row's negatives are items of training rows that its user did not have in training; if rows are split by time,
+only items up to the row's own time are excluded. Items that the user has only in held-out rows can be drawn: nobody
+knows of them at training. A held-out row's negatives are items that its user had in no split. They occur in training
+if the row's own item does, and else they do not, so that a model that has learned nothing has an AUC of 1/2.
 
-Left out are rows without an item, held-out rows whose own pair is in training, as they are from rankings of all items,
-and rows whose user had every item.
+Three kinds of rows are left out: rows without an item, held-out rows whose (user, item) pair occurs in training, which
+rankings of all items exclude too, and rows whose user had every item.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class DrawnNegatives:
         """Split of each row, uint8 [rows]; DROPPED for rows that are left out."""
         self._left_out = {
             "without an item": int((in_split & ~has_item).sum()),
-            "held out whose user and item are a pair of training, as no negative is": int(repeats.sum()),
+            "held out although training has the same user and item": int(repeats.sum()),
             "whose user had every item that could be drawn": int(exhausted.sum()),
         }
         self._num_rows = int(in_split.sum())
@@ -124,7 +124,7 @@ class DrawnNegatives:
             known = mine & (users >= 0)
             times = None if self._times is None or number else self._times[rows[known]]
             had_all[known] = pool.draws.has_none(users[known], times)
-            # A row without a user has its own item alone, which is one of the pool.
+            # The only known item of a row without a user is its own, which is in the pool.
             had_all[mine & (users < 0)] = len(pool.items) < 2
         return had_all
 
@@ -145,7 +145,7 @@ class DrawnNegatives:
             positions: a distinct number for each negative, which determines its draw.
             needs_rows: True to look up rows of the drawn items; False: each negative's own row is returned.
         """
-        # By users, whose items then lie side by side in memory: a draw is a function of its position alone.
+        # Sort by user, for memory locality: a draw depends on its position only, not on the order.
         order = np.argsort(self._users[rows], kind="stable")
         rows, words = rows[order], random_words(derive_key(self._spec.seed, _NEGATIVES), positions[order])
         drawn = self._items(rows, words)
@@ -162,7 +162,7 @@ class DrawnNegatives:
             mine = np.flatnonzero(is_mine & (users >= 0))
             times = None if self._times is None or number else self._times[rows[mine]]
             drawn[mine] = pool.items[pool.draws.draw(users[mine], times, words[mine])]
-            # Of a row without a user nothing is known but its own item: any other is a negative.
+            # For a row without a user only its own item is known: any other item is a negative.
             mine = np.flatnonzero(is_mine & (users < 0))
             own = np.arange(len(mine)) * len(pool.items) + pool.place[self.items[rows[mine]]]
             others = UnseenUntil(own, None, len(mine), len(pool.items), pool.weights)
@@ -170,7 +170,7 @@ class DrawnNegatives:
         return drawn
 
     def _rows_of(self, items: Int64s, rows: Int64s, words: UInt64s) -> Int64s:
-        """Return the row that gives each drawn item's features; for a training row it is a training row, too."""
+        """Return a row that gives each drawn item's features; for a training row, it is also a training row."""
         found = rows.copy()
         for of_training in (True, False):
             if of_training not in self._rows:

@@ -180,7 +180,7 @@ def _of_vectors(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Compa
 def in_words(comparisons: list[Comparison]) -> str:
     moved = [str(one) for one in comparisons if one.moved]
     return (
-        "rows are alike those of the parent run"
+        "rows are like those of the parent run"
         if not moved
         else "rows moved since the parent run: " + ("; ".join(moved))
     )

@@ -357,7 +357,7 @@ def cut_spans(source: Source, span_rows: int) -> list[Span]:
     for number, file in enumerate(source.files):
         count = source.reader.rows_in(file.path)
         if count is None:
-            # How many rows it has is known once they are read.
+            # The file's number of rows is unknown until it is read.
             spans.append(Span((number, 0), (number, _ALL)))
             size = span_rows
             continue

@@ -30,12 +30,12 @@ class Examples:
     """Consecutive examples. Features hold codes, numbers of their table's distinct ids (-1: missing), or lists."""
 
     features: dict[str, npt.NDArray[np.int32] | Jagged]  # and ITEM_TABLE: positions in it, where there is one
-    labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # [examples], of several [examples, labels]
+    labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # [examples], or [examples, labels] of several labels
     sides: npt.NDArray[np.uint8]
     is_negative: npt.NDArray[np.bool_]  # whether the example was drawn as a negative
-    rows: npt.NDArray[np.int64]  # the row of the data that each is of
-    item_rows: npt.NDArray[np.int64]  # the row that its item's features are read from: of a negative another one
-    weights: dict[str, Jagged]  # of lists that have them
+    rows: npt.NDArray[np.int64]  # number of each example's row in the data
+    item_rows: npt.NDArray[np.int64]  # number of the row that gives the item's features; a negative has another row
+    weights: dict[str, Jagged]  # by list feature that has weights
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def limits_by_time(plan: DataPlan, order: npt.NDArray[Any]) -> splits.TimeLimits
         last = int((order == high).sum())
         raise DataError(
             f"a split by time leaves no rows for {' and '.join(empty)}: times are from {shown[0]} to {shown[1]}, and "
-            f"{last:,} of {len(order):,} rows are of the last; rows of equal times fall on one side",
+            f"{last:,} of {len(order):,} rows have the last; rows of equal times get the same split",
             where=f"{plan.source.uri}, column '{column}'",
             remedy="name a column with finer times, set other shares in evaluation.split, or split by another kind",
         )
@@ -103,7 +103,7 @@ class ExampleRows:
         }
         self._histories = self._make_histories()
         self._row_sides = self._sides_of_rows()
-        # A column that names no rows to validate leaves that to a share of those that train.
+        # If the column names no validation rows, a share of the training rows validates.
         self._shares_validation = plan.job.evaluation.split.kind == "column" and not self._names_validation()
         self._pair_keys: dict[str, UInt64s] = {}
         self.negatives = self._make_negatives()

@@ -51,11 +51,11 @@ def sequence_settings(job: JobSpec) -> dict[str, Any]:
     """Return the settings of sequence batches; ``history`` is the number of items that an evaluation reads."""
     model = job.model
     assert isinstance(model, SequenceSpec)
-    # Left out where each target has its own, so that data prepared before there were others is found again.
+    # The default is left out, so that data prepared before this setting existed keep their fingerprint.
     compared_with = {} if model.compared_with == "own" else {"compared_with": model.compared_with}
     return {
         "kind": model.kind,
-        # Both are in every manifest, whichever of them the kind has.
+        # Every manifest has both settings, even if the kind of model has only one.
         "window": getattr(model, "window", 3),
         "length": getattr(model, "length", 50),
         "negatives": model.num_negatives,
@@ -134,13 +134,13 @@ def fingerprint_of(plan: DataPlan, base: WarmStart, files: Files) -> str:
         relevant.append("days of times")
     if written := plan.ids_as_written:
         relevant.append(["ids as written", written])
-    # As text, in which features and labels have their order: it is that of the keys of batches.
+    # JSON text keeps the order of features and labels, which decides the order of the batches' keys.
     spec = json.dumps(plan.dataset.model_dump(mode="json"))
     return _sha256([FORMAT_VERSION, spec, str(plan.source.window), relevant, files, digests])
 
 
 def _has_days_of_times(source: Source) -> bool:
-    """Return True if partition days are of instants in a zone, False if they are dates as written."""
+    """Return True if partition days are computed from instants and a time zone, False if they are dates as written."""
     if source.window is None:
         return False
     column = source.window.column

@@ -84,10 +84,10 @@ def write_graph(
     left out, counted and logged; more of them than ``max_unmatched`` of the dataset are a warning.
 
     Returns:
-        What the manifest keeps.
+        The graph's entry in the manifest.
 
     Raises:
-        DataError: (nearly) no edge is left, of (nearly) no id, or an id is not of the table's kind.
+        DataError: no edge, or nearly none, joins two known ids, or an id is of another kind than the table's.
     """
     codes = Codes(vocabulary)
     parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]] = []
@@ -119,12 +119,12 @@ def write_graph(
             remedy=f"check source, target and of in graphs.{edges.name}, or leave the graph out of sse",
         )
     if left.exceeds(edges.max_unmatched):
-        left_out = f"{num_unknown:,} of {num_edges:,} edges are left out for an id that training has not"
+        left_out = f"{num_unknown:,} of {num_edges:,} edges are left out because training lacks one of their ids"
         warn(f"{where}: {left_out}{_unlike(found, vocabulary)}")
     for part, array, dtype in (("offsets", graph.offsets, OFFSET), ("neighbours", graph.neighbours, CODE)):
         write_array(directory / f"{edges.name}.{part}.bin", array, dtype)
     log(
-        f"graph {edges.name}: {num_edges:,} edges, {num_unknown:,} of them left out for an id that training has not; "
+        f"graph {edges.name}: {num_edges:,} edges, {num_unknown:,} left out because training lacks one of their ids; "
         f"{num_connected:,} of {len(vocabulary):,} rows of {edges.table} have neighbours, "
         f"{len(graph.neighbours) / num_connected:.1f} on average"
     )
@@ -132,7 +132,7 @@ def write_graph(
 
 
 def _unlike(found: KeyMatches, vocabulary: pa.Array) -> str:
-    """Show ids of edges that were not found beside those of the table, and the likely reason."""
+    """Describe why edges did not match: some of their unknown ids, some ids of the table, and the likely reason."""
     if not found.unknown:
         return ""
     reason = likely_reason(found.unknown, vocabulary)

@@ -95,7 +95,7 @@ def item_features(plan: DataPlan, encoded: Encoded) -> ItemFeatures:
     users, items = np.asarray(encoded.column(user)), np.asarray(encoded.column(item))
     share = SAMPLE_ROWS / max(1, len(items))
     there = (users >= 0) & (items >= 0)
-    # Of random items all rows: pairs of one item are what is compared.
+    # All rows of randomly chosen items, because pairs of rows of one item are compared.
     sample = np.flatnonzero(there & ((share >= 1) | (unit_interval(mix(items.astype(np.uint64))) < share)))
     sample = sample[np.argsort(random_words(1, sample), kind="stable")]
     users, items, rows = users[sample], items[sample], np.arange(len(sample))
@@ -275,11 +275,11 @@ class Numbers:
 
 def _undecided(plan: DataPlan, features: Mapping[str, str]) -> DataError:
     return DataError(
-        f"rows of one item mostly agree in {', '.join(features.values())}, or rows that agree in it are of one item: "
-        "if a drawn item kept the clicked item's value, the model would learn whether the two belong together, and "
-        "its AUC would say nothing",
+        f"rows of one item mostly agree in {', '.join(features.values())}, or rows with one value mostly have one "
+        "item. If a negative kept the clicked item's value, the model would learn whether a value and an item belong "
+        "together, and its AUC would be useless",
         where=f"dataset '{plan.dataset.name}', label.negatives",
-        remedy=f"set label: {{negatives: {{item_features: [{', '.join(features)}]}}}} with those that describe the "
-        "item: a negative has them from its own item's rows. Leave out what is known before the item is, such as a "
-        "query or a country ([] for none). Or read them through items or a join on the item",
+        remedy=f"set label: {{negatives: {{item_features: [{', '.join(features)}]}}}} with only those that "
+        "describe the item ([] for none): a negative gets them from its own item's rows. Leave out features that do "
+        "not depend on the item, such as a query or a country. Or read them through items or a join on the item",
     )

@@ -141,7 +141,7 @@ class UnseenUntil:
 
     Args:
         pairs: ``user * num_items + item``, in any order, repeats allowed [n].
-        times: times of the pairs [n]; None: all items count as had from the beginning.
+        times: times of the pairs [n]; None: the users count as having had all items from the beginning.
         num_users: users are in [0, num_users).
         num_items: items are in [0, num_items).
         weights: weight of each item, at least 1; None: 1.
@@ -163,7 +163,7 @@ class UnseenUntil:
             by_time = np.argsort(times, kind="stable")
             self._times = times[by_time]
             self.pairs, first = np.unique(pairs[by_time], return_index=True)
-            # A user and the place of a pair's first row in the order of time, as one key.
+            # One key for a pair's user and the position, in order of time, of the pair's first row.
             self._keys = np.sort(self.pairs // num_items * len(times) + first)
             self._items = pairs[by_time][self._keys % len(times)] % num_items if len(times) else pairs
             ones = np.ones(num_items, np.int64)
@@ -175,7 +175,7 @@ class UnseenUntil:
     def has_none(self, users: npt.NDArray[np.integer], times: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_]:
         """Return True for each user and time that has no item left to draw."""
         none = self._never.unseen_weight(users.astype(np.int64)) <= 0
-        # Few users had every item: of the others no time has to be looked up.
+        # Few users had every item: only their times need to be looked up.
         rows = np.flatnonzero(none)
         none[rows] = self._weights(users[rows].astype(np.int64), None if times is None else times[rows])[0] <= 0
         return none

@@ -152,7 +152,7 @@ def _checksum(path: Path, start: int, stop: int, value: int = 0) -> int:
 
 
 def _sum_of_json(document: dict[str, Any]) -> int:
-    # As it is read again: tuples are lists there, and keys are text.
+    # Through JSON first, as :meth:`PartCache._load` reads it: tuples become lists, and keys become text.
     return zlib.crc32(json.dumps(json.loads(json.dumps(document)), sort_keys=True).encode())
 
 
@@ -160,8 +160,8 @@ def _sum_of_json(document: dict[str, Any]) -> int:
 def part_cache(directory: Path, fingerprint: str, private: Path) -> Iterator[PartCache]:
     """Yield the cache of a preparation of ``directory``, in a folder beside it.
 
-    It is removed when the body is done. If the body fails, saved files stay: a storage that was away may come back,
-    and corrected rows have another fingerprint.
+    The cache is removed when the body ends. If the body fails, saved files stay for the next attempt: an unavailable
+    storage may come back, and corrected rows have another fingerprint.
 
     Args:
         directory: directory of the prepared data.
@@ -189,7 +189,7 @@ def _lock(folder: Path) -> int | None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The process that had it may have removed the folder since.
+        # The process that held the lock may have removed the folder since.
         if os.fstat(descriptor).st_ino == folder.stat().st_ino:
             return descriptor
     os.close(descriptor)

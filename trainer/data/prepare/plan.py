@@ -83,14 +83,12 @@ class DataPlan:
     def with_text(self, tables: Collection[str]) -> DataPlan:
         """Return the plan with text as the ids of these tables; integers in the files become text.
 
-        Tables that are no tables of integer ids, or whose ids are made (such as n-grams), stay as they are.
+        Tables without integer ids, or with computed ids (such as n-grams), stay as they are.
         """
         features = self.dataset.joined_features.items()
         made = {one.shares or name for name, one in features if id_column(one, "", "").makes_ids}
         changed = sorted(table for table in {*tables} - made if self.kinds.get(table) == "int")
-        notes = (
-            f"ids of {table}: integers are read as text, like those that the job goes on from" for table in changed
-        )
+        notes = (f"ids of {table}: integers are read as text, like those of the job in init_from" for table in changed)
         return replace(
             self, kinds=self.kinds | dict.fromkeys(changed, "string"), text_tables=(*self.text_tables, *changed),
             notes=(*self.notes, *notes),
@@ -239,7 +237,7 @@ class DataPlan:
 
     @property
     def join_times(self) -> dict[str, str]:
-        """By joined feature, the joined file's column of times values were known; empty if splits ignore time."""
+        """By joined feature, its file's column of the times when values became known; empty if splits ignore time."""
         joins = {one.name: one.join.timestamp for one in self.features if one.join is not None}
         return {name: column for name, column in joins.items() if column is not None and self.splits_by_time}
 
@@ -342,7 +340,7 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
     source = source or _source_of(dataset, job)
     if job.dataset.one_pass and not source.reader.has_types:
         raise DataError(
-            f"is {source.reader.name}, whose columns have types once all rows are read",
+            f"is {source.reader.name}, whose column types are known only once all rows are read",
             where=dataset.uri,
             remedy="write Parquet, Feather or ORC, or leave dataset.one_pass of the job out",
         )
@@ -406,7 +404,7 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
     of_text = _domains_of_text(plan, joins, kinds)
     kinds.update(dict.fromkeys(of_text, "string"))
     if items is not None:
-        # Ids of another type than the rows' would be found in none of them.
+        # Ids of a type that cannot be converted to the rows' type would match no row.
         values.as_ids(items.ids, kinds[dataset.features["item"].shares or "item"], f"{items.source.uri}, its ids")
     graphs = edge_files(dataset, job)
     timed = dict.fromkeys([*plan.order_columns, *plan.feature_times.values()])
@@ -415,7 +413,9 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
         plan, joins=joins, kinds=kinds, orders=kinds_of_orders, graphs=graphs, items=items, text_tables=tuple(of_text)
     )
     notes = [f"{one.uri}, {note}" for one in plan.sources for note in one.reader.notes]
-    notes += [f"ids of {domain} are text, since not all of its columns have integers alone" for domain in of_text]
+    notes += [
+        f"ids of {domain} are text, since one of its columns has values that are no integers" for domain in of_text
+    ]
     return replace(plan, notes=tuple(dict.fromkeys(notes)))
 
 
@@ -427,7 +427,7 @@ def _source_of(dataset: DatasetSpec, job: JobSpec) -> Source:
         return Source(dataset.uri, window_of(dataset, job), dataset.filter, ids=dataset.id_columns)
     first = first_file(dataset.uri, follow)
     if first is None:
-        remedy = "put a first file there: its columns say what the ids are"
+        remedy = "put a first file there: its columns declare the types of the ids"
         raise DataError("holds no file yet that can be opened", where=dataset.uri, remedy=remedy)
     only = [file_below(first, located(dataset.uri, first))]
     return Source(dataset.uri, None, dataset.filter, only=only, ids=dataset.id_columns)
@@ -456,7 +456,7 @@ def _check_roles(plan: DataPlan) -> None:
                 raise DataError(
                     f"{field} needs '{role}' as a feature of type id that reads a column",
                     where=f"dataset '{plan.dataset.name}', features.{role}",
-                    remedy=f"describe '{role}' so, without join or derive, or change {field.partition(':')[0]}",
+                    remedy=f"make '{role}' such a feature, without join or derive, or change {field.partition(':')[0]}",
                 )
 
 

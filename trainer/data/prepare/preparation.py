@@ -84,7 +84,7 @@ def prepare(
 
     A directory made from the same specs, the same files (by size and time) and the same warm start is reused. The
     directory appears complete, on disk and by one rename, so a crash leaves nothing half-written. After a crash, the
-    next call continues behind the rows already read (:mod:`trainer.data.prepare.part_cache`). With ``max_bad_rows``,
+    next call continues after the rows already read (:mod:`trainer.data.prepare.part_cache`). With ``max_bad_rows``,
     bad rows are left out and written to ``bad_rows.parquet`` in the parent folder of the directory, even if there are
     too many. For a one-pass job (``dataset.one_pass``) no row is read: the directory follows from the specs and the
     files' schemas.
@@ -172,7 +172,7 @@ def prepare(
 def _converted(plan: DataPlan, base: Mapping[str, IdMap]) -> list[str]:
     """Return a note for each table whose ids are integers in the warm start's parent and text in the rows."""
     return [
-        f"ids of {table}: the integers that this job goes on from are text now, as its rows have them"
+        f"ids of {table}: integers of the job in init_from are text in the rows, and are read as text"
         for table, ids in base.items()
         if plan.kinds.get(table) == "string" and not ids.is_text
     ]
@@ -188,10 +188,10 @@ def _files_of(directory: Path) -> dict[str, Path]:
 
 def _replace(directory: Path, work: Path, fence: Callable[[], None]) -> None:
     """Rename ``work`` to ``directory``, in place of an older one, once all its files are on disk."""
-    # A machine that goes down must not leave a manifest beside columns that are short or full of zeros.
+    # After a power failure, no manifest may stand beside columns that are short or full of zeros.
     fsync_tree(work)
     fence()
-    # Into ``work``, and not removed: where somebody took that away since, nothing here is touched.
+    # Move the older directory into ``work``; if another process has removed ``work``, the older one stays as it is.
     with contextlib.suppress(FileNotFoundError):
         os.rename(directory, work / _REPLACED)
     os.rename(work, directory)
@@ -311,7 +311,7 @@ def _finish(
     for warning in warnings:
         log(f"warning: {warning}")
     if plan.job.publish is not None and not encoded.columns:
-        log("several hosts prepared the rows: the gate does not judge how users and items belong together")
+        log("several hosts prepared the rows: the gate cannot check the pairing of users and items")
     manifest = _settings(plan, task.fingerprint) | {
         "tables": {table: {"num_rows": one.num_rows} for table, one in grown.items()},
         "graphs": graphs,
@@ -381,9 +381,9 @@ def check_files_read(dataset: DatasetSpec, job: JobSpec, directory: Path, num_fi
     for number in range(num_files):
         if there[number : number + 1] != begun[number : number + 1]:
             raise DataError(
-                "has changed since rows of it were trained on, which are kept nowhere",
+                "has changed since its rows were trained on, and no copy of them is kept",
                 where=str(begun[number][0]),
-                remedy="bring it back as it was, with its time of change, or start a new job",
+                remedy="restore it unchanged, with its modification time, or start a new job",
             )
 
 
@@ -398,7 +398,7 @@ def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
         "label_dtype": label_dtype(plan.dataset).name,
         "labels": [task._asdict() for task in plan.tasks],
         "weighted": plan.dataset.weight is not None,
-        # Data whose joins and graphs nobody has checked are not shared.
+        # The key of shared data has this limit: data that another limit accepted are not reused.
         **({"max_unmatched": plan.dataset.max_unmatched} if plan.joins or plan.graphs else {}),
         "draws_negatives": plan.dataset.negatives is not None,
         "sampling": sampling_of(plan.job),
@@ -468,7 +468,7 @@ def _growth_in_words(table: str, base: IdMap, grown: GrownTable) -> str:
     continued = int((grown.parent_rows >= NUM_SPECIAL_ROWS).sum())
     idle = int((grown.ids.last_seen < grown.ids.run).sum())
     return (
-        f"ids of {table}: {continued:,} of {len(base.ids):,} go on ({idle:,} without an example in this run), "
+        f"ids of {table}: {continued:,} of {len(base.ids):,} are kept ({idle:,} without an example in this run), "
         f"{len(base.ids) - continued:,} retired, {len(grown.ids.ids) - continued:,} new"
     )
 

@@ -42,7 +42,7 @@ class Progress:
         self._start("read", source.reader.num_rows() if source.has_all_rows else None, num_rows)
         self._told, self._part_rows = self._began, part_rows
         if num_rows:
-            self.log(f"goes on after {self._rows()} that an earlier attempt has read")
+            self.log(f"continues after {self._rows()} that an earlier attempt has read")
 
     def end_reading(self) -> None:
         self._tell(f"{self._num_rows:,} rows")

@@ -1,4 +1,4 @@
-"""Figures of a run's rows by which the gate tells a day like those before from a broken one. Torch-free."""
+"""Figures of a run's rows, by which the gate recognises broken data. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.plan import DataPlan
 
 MAX_ROWS = 100_000
-"""Rows, of users drawn by hash, on which pairing is measured."""
+"""Most rows on which pairing is measured; their users are sampled by hash."""
 MAX_USER_ITEMS = 32
-"""Items of one user that take part; users with many would decide the figure and cost the square of their number."""
+"""Most items of one user that count; users with more would dominate the figure, at a cost that grows quadratically."""
 MIN_PAIRS = 200
-"""Fewest pairs of items on which pairing is told; its standard error is then about .03."""
+"""Fewest pairs of items for which pairing is reported; its standard error is then about .03."""
 MIN_ITEMS = 100
-"""Fewest items on which the correlation of their counts is told."""
+"""Fewest items for which the correlation of their counts is reported."""
 NEWEST = 0.2
 """Share of the rows that counts as the newest."""
 _SAMPLE_SEED, _HALF_SEED, _ORDER_SEED, _DRAW_SEED = 0x1F01, 0x1F02, 0x1F03, 0x1F04
@@ -30,7 +30,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def row_figures(plan: DataPlan, encoded: Encoded, user_counts: Int64s | None) -> dict[str, float | None]:
-    """Return figures of the rows; what cannot be told of them is None.
+    """Return figures of the rows; a figure that cannot be computed is None.
 
     Args:
         plan: plan of the preparation.
@@ -38,9 +38,9 @@ def row_figures(plan: DataPlan, encoded: Encoded, user_counts: Int64s | None) ->
         user_counts: training rows of each row of the user table [rows]; None: the job reads no users.
 
     Returns:
-        ``rows``: their number; ``users``: number of users who train; ``largest_user``: share of the rows of one user;
-        ``pairing`` and ``pairing_newest``, see :func:`pairing`, of all rows and of the newest fifth; ``popularity``,
-        see :func:`popularity`.
+        ``rows``: number of rows; ``users``: number of users with training rows; ``largest_user``: share of the rows of
+        one user; ``pairing`` and ``pairing_newest``, see :func:`pairing`, of all rows and of the newest fifth;
+        ``popularity``, see :func:`popularity`.
     """
     figures: dict[str, float | None] = {"rows": float(encoded.num_rows), "users": None, "largest_user": None}
     if user_counts is not None and user_counts.sum() > 0:
@@ -60,15 +60,16 @@ def row_figures(plan: DataPlan, encoded: Encoded, user_counts: Int64s | None) ->
 
 
 def pairing(users: npt.NDArray[Any], items: npt.NDArray[Any]) -> float | None:
-    """Measure the tie between users and items: .5 where items were dealt to users at random.
+    """Measure how strongly users and items belong together: .5 if items were assigned to users at random.
 
-    Half of the users say how many of them have two items both. The figure is the share of the other users' pairs of
-    items that more of them have than a pair whose second item is drawn from all rows, as often as it occurs there; a
-    tie counts half. Popularity alone gives .5.
+    One half of the users gives, for any two items, the number of users who have both. This number is compared for two
+    pairs: two items of one user in the other half, and the first of them with an item drawn from all rows. The figure
+    is the share of comparisons in which the user's own pair has the greater number; a tie counts half. Popularity
+    alone gives .5.
 
     Args:
         users: code of each row's user [n], at least 0.
-        items: code of its item [n], at least 0.
+        items: code of each row's item [n], at least 0.
 
     Returns:
         The share, None for fewer than ``MIN_PAIRS`` pairs.
@@ -79,7 +80,7 @@ def pairing(users: npt.NDArray[Any], items: npt.NDArray[Any]) -> float | None:
     width = int(items.max()) + 1
     pairs = sorted_unique(users * width + items)
     users, items = pairs // width, pairs % width
-    # The items of a user in an order by hash, the first MAX_USER_ITEMS of them.
+    # Each user's items are ordered by hash, and the first MAX_USER_ITEMS are kept.
     order = np.lexsort((_hashed(pairs, _ORDER_SEED), users))
     users, items = users[order], items[order]
     first = np.flatnonzero(np.r_[True, users[1:] != users[:-1]])
@@ -99,14 +100,14 @@ def pairing(users: npt.NDArray[Any], items: npt.NDArray[Any]) -> float | None:
 
 
 def popularity(earlier: npt.NDArray[Any], newest: npt.NDArray[Any]) -> float | None:
-    """Return the correlation of the logarithms of items' counts in two parts of the rows; ids that changed lower it.
+    """Return the correlation of the logarithms of items' counts in two parts of the rows; changed ids lower it.
 
     Args:
         earlier: code of the item of each earlier row, at least 0.
         newest: code of the item of each of the newest rows, at least 0.
 
     Returns:
-        The correlation over items with two rows in each part, None for fewer than ``MIN_ITEMS`` of them.
+        The correlation over items with at least two rows in each part; None for fewer than ``MIN_ITEMS`` such items.
     """
     width = 1 + max(earlier.max(initial=0), newest.max(initial=0))
     counts = np.stack([np.bincount(part, minlength=width) for part in (earlier, newest)])
@@ -123,7 +124,7 @@ def _codes(plan: DataPlan, encoded: Encoded, name: str) -> npt.NDArray[np.int32]
 
 
 def _newest(plan: DataPlan, encoded: Encoded) -> npt.NDArray[np.bool_] | None:
-    """Mark the newest rows, bool [rows]: by their times, else the last ones of a window of days."""
+    """Return a mask of the newest rows, bool [rows]: by their times, or else the last rows of a window of days."""
     times = encoded.values.get(order_name(plan.dataset.timestamp or ""))
     if times is not None:
         newest: npt.NDArray[np.bool_] = times > np.quantile(times, 1.0 - NEWEST)

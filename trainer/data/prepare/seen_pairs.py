@@ -58,8 +58,8 @@ class SeenPairs:
         """Write the items to draw negatives from, and the items of each user.
 
         ``seen.items.bin`` has the table rows of the items that negatives are drawn from, or all positions in a
-        catalogue. Without a catalogue only items of this training split are drawn, not items that occur in a warm start
-        or a history alone. ``seen.{shifted,starts}.bin`` hold a SeenItems object by the user's table row.
+        catalogue. Without a catalogue only items of this training split are drawn, not items that occur only in a warm
+        start or a history. ``seen.{shifted,starts}.bin`` hold a SeenItems object by the user's table row.
 
         Args:
             directory: directory whose training split must already have table rows in place of codes.

@@ -1,7 +1,7 @@
 """Each user's items in order, for sequence models: collected while examples are written, mapped by every rank.
 
-A sequence holds the rows that are positives, of all splits, of one user by time (then by row number); who reads it says
-which of them may be seen. Rows without a user or an item are in none. Torch-free.
+A sequence holds one user's positive rows of all splits, ordered by time, then by row number; its readers leave out what
+a model must not see. Rows without a user or an item are in no sequence. Torch-free.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class SequenceRows:
 class Sequences:
     """The sequences of all users, memory-mapped.
 
-    Sequence s is ``items[starts[s] : starts[s + 1]]``, table rows; ``sides`` says of which split each of the items is.
-    ``train``: the items of the training split alone. ``held``: by split, the places in ``items`` of the examples to
-    evaluate, those with a history.
+    Sequence s is ``items[starts[s] : starts[s + 1]]``, table rows; ``sides`` has the split of each item. ``train``:
+    the items of the training split alone. ``held``: by split, the positions in ``items`` of the examples to evaluate,
+    which are those with a history.
     """
 
     def __init__(self, directory: Path):
@@ -110,8 +110,8 @@ class Sequences:
     def history(self, split: str, places: Int64s) -> tuple[Jagged, Jagged]:
         """Return two lists for each held-out example: the items before it, and all items of its user in any split.
 
-        Both are in order, oldest first. The items before it are of earlier splits: for a test example of training and
-        validation.
+        Both are in order, oldest first. The first list has items of earlier splits only: for a test example, items of
+        training and validation.
         """
         user = np.searchsorted(self.starts, places, side="right") - 1
         start = self.starts[user]
@@ -126,10 +126,10 @@ class Sequences:
 
 
 class Windows:
-    """Training sequences in pieces of at most ``length`` next-item predictions, none of which is in two pieces.
+    """Training sequences in pieces of at most ``length`` next-item predictions, each prediction in exactly one piece.
 
-    Piece 0 of a sequence ends with its last item, and the pieces before it are whole: an item of position t > 0 is
-    predicted once in each epoch, from the items before it in its piece.
+    Piece 0 of a sequence ends with its last item, and the pieces before it have full length: an item of position t > 0
+    is predicted once in each epoch, from the items before it in its piece.
     """
 
     def __init__(self, train: Jagged, length: int):

@@ -57,7 +57,10 @@ class SharedPreparedData:
 
     @contextlib.contextmanager
     def only_one(self, key: str, log: Callable[[str], Any]) -> Iterator[None]:
-        """Wait until no other process prepares ``key``. A dead process blocks nobody, nor do data too large to keep."""
+        """Wait until no other process prepares ``key``.
+
+        Dead processes do not block others, nor do processes whose data are too large to keep.
+        """
         descriptor = os.open(self.folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -106,7 +109,7 @@ class SharedPreparedData:
             for name, content in contents.items():
                 self._cache.adopt(files[name], content)
             record = {name: list(content) for name, content in contents.items()}
-        # What is not kept is prepared again: no reason for a run to fail.
+        # A run must not fail because its data cannot be kept: they are prepared again.
         with contextlib.suppress(OSError):
             write_json(self.folder / f"{key}.json", record)
         self._forget_lost()
@@ -142,7 +145,7 @@ def _require_own(folder: Path) -> None:
     status, above = folder.lstat(), folder.parent.stat()
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
     if not is_own or above.st_uid not in (0, os.geteuid()):
-        raise PermissionError(f"{folder} is not this user's alone: remove it, or set EVENKEEL_CACHE to another folder")
+        raise PermissionError(f"other users may access {folder}: remove it, or set EVENKEEL_CACHE to another folder")
 
 
 def clean_host() -> int:
@@ -170,7 +173,7 @@ def shared_on_host(owner: str, directory: Path, log: Callable[[str], Any]) -> Sh
     Args:
         owner: store url of the runs that share it.
         directory: directory of the run. On another file system its files would be copies, so nothing is shared.
-        log: takes the reason if the folder cannot be used.
+        log: called with the reason if the folder cannot be used.
 
     Returns:
         None if the limit is 0, or the folder cannot be made, hard links to it fail, or others may access it.

@@ -25,7 +25,7 @@ SPLIT_SEED = 0x5EED
 
 
 def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> npt.NDArray[np.uint8]:
-    """Split by hash of the pair: rows with equal keys fall on one side, whatever the order and number of rows."""
+    """Split by hash of the pair: rows with equal keys get the same split, whatever the order and number of rows."""
     with np.errstate(over="ignore"):
         uniform = unit_interval(mix(pair_keys + np.uint64(derive_key(seed))))
     sides = np.full(len(pair_keys), TRAIN, dtype=np.uint8)
@@ -60,7 +60,7 @@ def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]
 
 
 class TimeLimits(NamedTuple):
-    """The times from which on rows are in the validation and in the test split; None if the split is empty."""
+    """Earliest times of the validation and of the test split; None if that split is empty."""
 
     validation: Any
     test: Any

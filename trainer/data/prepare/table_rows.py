@@ -151,7 +151,7 @@ def _of_other_type(kind: Kind, base: IdMap, table: str) -> DataError:
 
 
 def _require_told_apart(others: list[str], integers: pa.Array, where: str) -> None:
-    """Check that no text can be read as one of the warm start's integers, which may then stand for several ids.
+    """Check that no text can be read as one of the warm start's integers, which may stand for several texts.
 
     Raises:
         DataError: a text can.
@@ -162,7 +162,7 @@ def _require_told_apart(others: list[str], integers: pa.Array, where: str) -> No
         text, number = others[found[0]], numbers[int(found[0])]
         raise DataError(
             f"{len(found):,} ids are text that the warm start has as integers, such as '{text}' as {number}: "
-            "ids that differ may have been one there",
+            "the warm start may have read several of them as one integer",
             where=where,
             remedy="start without init_from, and publish to a new collection; or write the ids as these integers",
         )
@@ -232,17 +232,17 @@ def check_parent_ids(
         other = _table_with(found.unknown, {name: one for name, one in base.items() if name != table})
         if other is not None and base[table].is_text:
             raise DataError(
-                f"{found.num_found:,} of {found.num_keys:,} ids are the parent's of '{table}', and such as "
-                f"{shown(found.unknown)} are its ids of '{other}'",
+                f"{found.num_found:,} of {found.num_keys:,} ids are ids of '{table}' in the parent, but ids such as "
+                f"{shown(found.unknown)} are the parent's ids of '{other}'",
                 where=f"{uri}, features.{table}",
-                remedy=f"read the column of '{table}' again, or give the feature another name: rows of an id mean what "
-                "its column meant",
+                remedy=f"read the column that '{table}' had before, or give the feature another name: table rows keep "
+                "the meaning of that column",
             )
         what = f"{table} has {shown(found.unknown)}, the parent {shown(base[table].ids)}"
         reason = likely_reason(found.unknown, base[table].ids)
         told.append(what if reason is None else f"{what}: {reason}")
         if reason is not None:
-            warnings.append(f"{uri}: {found.num_found:,} of {found.num_keys:,} ids go on: {told[-1]}")
+            warnings.append(f"{uri}: {found.num_found:,} of {found.num_keys:,} ids are the parent's: {told[-1]}")
     if total.exceeds(1.0 - LEAST_FOUND):
         raise DataError(
             f"{total.num_found:,} of {total.num_keys:,} ids of the rows are ids of the parent: {'; '.join(told)}",

@@ -137,7 +137,7 @@ def write_splits(
 ) -> tuple[dict[str, SplitWriter], SeenPairs, SequenceRows]:
     """Write all examples, with codes for ids, and return the splits' writers, the seen items and the sequences.
 
-    For a model that trains on positives alone, the training split gets positive examples alone.
+    If the model trains on positives only, the training split gets only positive examples.
     """
     seen, sequences = SeenPairs(plan, encoded), SequenceRows(plan, encoded)
     writers = {name: SplitWriter(directory / name, plan) for name in SPLIT_NAMES}

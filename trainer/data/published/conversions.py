@@ -71,7 +71,7 @@ def gowalla(files: Downloads) -> Tables:
 
 
 def _double_colons(content: bytes, names: list[str]) -> pa.Table:
-    """Parse fields separated by ``::``, as no one-character separator."""
+    """Parse fields separated by ``::``, which is too long for readers of one-character separators."""
     text = content.decode("latin-1").replace("::", "\t").encode()
     return pa.csv.read_csv(
         io.BytesIO(text),
@@ -87,7 +87,7 @@ def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.int64]:
 
 
 def _numbers_of(archive: zipfile.ZipFile, name: str) -> npt.NDArray[np.int64]:
-    """Return the rows of a file in the archive, in whatever folder; MATLAB writes integers as ``1.0e+00``."""
+    """Return the rows of a file in the archive, in any folder; MATLAB writes integers as ``1.0e+00``."""
     (member,) = [one for one in archive.namelist() if one.rpartition("/")[2] == name]
     with archive.open(member) as file:
         return np.loadtxt(file, ndmin=2).astype(np.int64)

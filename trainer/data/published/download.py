@@ -23,7 +23,7 @@ def published(name: str) -> PublishedData:
     """Return a public data set by its name.
 
     Raises:
-        DataError: there is none of this name.
+        DataError: there is no data set of this name.
     """
     if name not in PUBLISHED:
         raise DataError(
@@ -36,16 +36,17 @@ def get(name: str, to: Path, downloaded: Path | None = None, told: Callable[[str
     """Fetch a data set and write its Parquet files.
 
     Args:
-        name: of ``PUBLISHED``.
-        to: the folder of the Parquet files, which is made.
-        downloaded: a folder with the publisher's files, for a machine that does not reach it; None: they are fetched.
+        name: a name in ``PUBLISHED``.
+        to: the folder of the Parquet files, which is created.
+        downloaded: a folder with the publisher's files, if this machine cannot reach the publisher; None: the files are
+            fetched.
         told: called with each line for the user.
 
     Returns:
-        The Parquet files. Where all are there already nothing is fetched.
+        The paths of the Parquet files. Nothing is fetched if all of them exist.
 
     Raises:
-        DataError: the publisher does not answer, or what it gave is not what it says, or of another form.
+        DataError: the publisher does not answer, or a file has another checksum or another form than expected.
     """
     data = published(name)
     paths = [to / f"{table}.parquet" for table in data.tables]
@@ -77,9 +78,9 @@ def _fetch(file: RemoteFile, path: Path) -> None:
                 out.write(piece)
     except httpx.HTTPError as error:
         raise DataError(
-            f"its publisher did not give it: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            f"cannot be fetched: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             where=file.url,
-            remedy="try again; or fetch it elsewhere, and name its folder by --from",
+            remedy="try again; or fetch it elsewhere, and name its folder with --from",
         ) from None
 
 
@@ -87,7 +88,7 @@ def _checked(file: RemoteFile, path: Path) -> str:
     """Describe a file's checksum, and whether there is one to compare with.
 
     Raises:
-        DataError: it is not there, or is not the publisher's.
+        DataError: the file is missing, or its checksum is not the publisher's.
     """
     if not path.is_file():
         raise DataError("is not there", where=str(path), remedy=f"fetch {file.url} into this folder")
@@ -100,7 +101,7 @@ def _checked(file: RemoteFile, path: Path) -> str:
         raise DataError(
             f"has MD5 {md5.hexdigest()}, and its publisher says {file.md5}",
             where=file.url,
-            remedy="try again: what came is damaged, or the publisher has another version now",
+            remedy="try again: the download is damaged, or the publisher has another version now",
         )
     known = "MD5 as its publisher says" if file.md5 is not None else "there is no published checksum to compare with"
     return f"{file.name}: {path.stat().st_size:,} bytes, sha256 {sha256.hexdigest()}; {known}"
@@ -109,9 +110,9 @@ def _checked(file: RemoteFile, path: Path) -> str:
 def _write(data: PublishedData, files: Downloads, paths: list[Path]) -> None:
     try:
         tables = data.convert(files)
-    except Exception as error:  # Whatever a file of another form makes of its conversion.
+    except Exception as error:  # A file of another form may cause any error.
         raise DataError(
-            f"is not of the form that is expected: {type(error).__name__}: {str(error).splitlines()[0]}",
+            f"does not have the expected form: {type(error).__name__}: {str(error).splitlines()[0]}",
             where=", ".join(file.url for file in data.files),
             remedy="see whether the publisher has another version now",
         ) from error

@@ -1,8 +1,9 @@
 """A folder whose files are read as they appear: finds the next file, and detects late and changed files. Torch-free.
 
-Files are read in the sorted order of their paths below the folder, compared part by part. A file is late if it appears
-after the reading of a file that sorts behind it has begun. A file that cannot be opened counts as still being written,
-and the reader waits for it. Files are skipped if their name begins with ``.`` or ``_``, or no reader has their ending.
+Files are read in the sorted order of their paths below the folder, compared part by part. A file is late if a
+file that sorts after it was already being read when it appeared. A file that cannot be opened counts as still being
+written, and the reader waits for it. Files are skipped if their name begins with ``.`` or ``_``, or no reader has their
+ending.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class FollowedFolder:
             was_marked = self._is_marked
             self._list()
             if self._is_marked and not was_marked:
-                # What came before the marker was there before this look at the folder, not before the last one.
+                # List again: the listing may have missed a file that appeared just before the marker.
                 was_marked = True
                 self._list()
             waiting = self._waiting()
@@ -203,12 +204,12 @@ class FollowedFolder:
         last = "/".join(self._last)
         if self.follow.late == "refuse":
             raise DataError(
-                f"appeared after {last} was begun, which sorts behind it",
+                f"appeared after the reading of {last}, which sorts after it, had begun",
                 where=_words(late),
-                remedy="give it a name that sorts behind those that are there, or set dataset.follow.late to report",
+                remedy="give it a name that sorts after the files that are there, or set dataset.follow.late to report",
             )
         self._late.update(late)
-        self._note(f"not read, because it appeared after {last} was begun and sorts before it: {_words(late)}")
+        self._note(f"not read, because it sorts before {last} and appeared after the reading of that: {_words(late)}")
 
     def _tell_changed(self) -> None:
         gone = [parts for parts in self._number_of if parts not in self._there]
@@ -218,7 +219,7 @@ class FollowedFolder:
             if is_known and not self._taken[number].is_still(self._there[parts]):
                 changed.append(parts)
         if gone:
-            self._note(f"gone after it was read, or while it is: {_words(gone)}")
+            self._note(f"removed while or after it was read: {_words(gone)}")
             for parts in gone:
                 del self._number_of[parts]
         if changed:
@@ -229,7 +230,7 @@ class FollowedFolder:
         """Return True if a file exists, is not empty and can be opened.
 
         Raises:
-            DataError: the file is unreadable or empty although, by the marker, nobody writes it any more.
+            DataError: the file is unreadable or empty although the marker file says that all files are complete.
         """
         path = self._there[parts]
         try:
@@ -254,13 +255,13 @@ class FollowedFolder:
         return False
 
     def _tell_unreadable(self, parts: tuple[str, ...], problem: str) -> None:
-        """Warn once about a file that could not be opened for a while; the files behind it wait for it."""
+        """Warn once about a file that could not be opened for a while; the files after it are not read before it."""
         if self._unreadable is None or self._unreadable[0] != parts:
             self._unreadable = (parts, time.monotonic(), problem)
         elif time.monotonic() - self._unreadable[1] > UNREADABLE_SECONDS and parts not in self._told_unreadable:
             self._told_unreadable.add(parts)
             self._note(
-                f"{'/'.join(parts)} cannot be opened, and files behind it wait: {problem}; write it to its end, or "
+                f"{'/'.join(parts)} cannot be opened, and the files after it wait: {problem}; finish writing it, or "
                 "remove it"
             )
 
@@ -270,7 +271,7 @@ class FollowedFolder:
 
 
 class EndOfFolder(Exception):
-    """Signal that the folder has the marker of its end, and that every file before it was read."""
+    """Signal that the folder has its end marker, and that all files were read."""
 
 
 def first_file(uri: str, follow: Follow) -> tuple[str, ...] | None:
@@ -278,7 +279,7 @@ def first_file(uri: str, follow: Follow) -> tuple[str, ...] | None:
     try:
         taken = FollowedFolder(uri, follow).next(0)
     except EndOfFolder:
-        raise DataError("holds the marker of its end and no file", where=uri, remedy="put the data there") from None
+        raise DataError("has the end marker but no file", where=uri, remedy="put the data there") from None
     return None if taken is None else taken.parts
 
 

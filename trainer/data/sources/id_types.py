@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from trainer.data.sources.types import is_list, is_text
 
-# Whole floats as pandas writes them: from 1e+16 on they were rounded, which is refused where ids are read.
+# Whole floats as pandas writes them. From 1e+16 on they were rounded; such ids are refused when they are read.
 _WHOLE_FLOAT = r"^((0|-?[1-9][0-9]{0,18})(\.0)?|-?[1-9](\.[0-9]+)?e\+(1[6-9]|[2-9][0-9]|[1-9][0-9]{2}))$"
 _WRITTEN = r"^(0|-?[1-9][0-9]{0,18})$"
 _DIGITS = r"^-?[0-9]+$"
@@ -26,7 +26,7 @@ def are_written_as_integers(texts: pa.Array) -> bool:
     # Arrow takes long over each text that is no integer; most columns of text begin with one.
     if not pc.all(pc.match_substring_regex(texts.slice(0, 1), _WRITTEN), min_count=0).as_py():
         return False
-    # It takes -0 for an integer, and any digits behind a zero.
+    # Arrow also accepts -0, and any digits after a leading zero.
     zeros = pc.starts_with(texts, "0")
     if (
         pc.any(pc.starts_with(texts, "-0")).as_py()
@@ -69,12 +69,12 @@ def number_of(text: str) -> int | None:
 
 
 class WrittenIds:
-    """The type of a column of ids in a file that declares none, from its values as text.
+    """The type of an id column in a file without declared types, found from its values as text.
 
     Attributes:
         type: null, int64, float64 (whole numbers, some written 17.0) or string.
-        is_number_like: no value is text to a reader of numbers.
-        example: a value that keeps such a column from being integers.
+        is_number_like: True if every value can be parsed as a number.
+        example: a value that is no integer.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class WrittenIds:
 
 
 def common_written_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
-    """Return the narrowest type for the values of both, of types as :class:`WrittenIds` gives."""
+    """Return the narrowest type that holds the values of two types, both of which :class:`WrittenIds` can return."""
     if left == right or pa.types.is_null(right):
         return left
     if pa.types.is_null(left):
@@ -133,7 +133,7 @@ def _type_of(texts: pa.Array) -> pa.DataType:
 
 
 def _all_match(texts: pa.Array, pattern: str) -> bool:
-    # Most columns of text are told by their first value.
+    # The first value already decides for most columns of text.
     parts = (texts.slice(0, 1), texts.slice(1)) if len(texts) > 1 else (texts,)
     return all(pc.all(pc.match_substring_regex(part, pattern, ignore_case=True)).as_py() for part in parts)
 

@@ -58,7 +58,7 @@ _CODES = r"^\s*[^\s,;]*\d[^\s,;]*([\s,;]+[^\s,;]*\d[^\s,;]*)+\s*$|^[^,;]+([,;][^
 Semicolons count as commas.
 """
 _TEXT_WORDS, _TEXT_VALUES = 3.0, 100
-"""A column holds texts, not names of categories, from this mean number of words and of distinct values on."""
+"""Least mean number of words, and least number of distinct values, of a column of texts; others hold categories."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
     notes += [f"left out: {source.uri}, column '{c.name}': {why}" for c in columns.values() if (why := _unreadable(c))]
     if source.passed_over:
         shown = ", ".join(source.passed_over[:3]) + (", ..." if len(source.passed_over) > 3 else "")
-        notes.append(f"passed over: {len(source.passed_over)} files whose endings are of no format: {shown}")
+        notes.append(f"passed over: {len(source.passed_over)} files whose endings belong to no format: {shown}")
     unfit = [column for column in columns.values() if _is_no_label(column)]
     notes += [f"left out: '{column.name}', which is named like a label: {_as_label(column)}" for column in unfit]
     label, label_column = _label(columns)
@@ -179,7 +179,7 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
         if c.name not in used and _is_number(c)
     ]
     notes += [
-        f"left out: '{c.name}', which holds times; as categories, each as it is written: {c.name}: {{type: id}}"
+        f"left out: '{c.name}', which holds times; to use each text as a category: {c.name}: {{type: id}}"
         for c in columns.values()
         if c.name not in used and pa.types.is_temporal(c.type) and not source.reader.has_types
     ]
@@ -269,22 +269,22 @@ def _is_no_label(column: _Column) -> bool:
 def _as_label(column: _Column) -> str:
     """Return the reason why a column is no label yet, with the remedy that makes it one."""
     if column.low is None and _RATING_NAMES.match(column.plain_name):
-        return f"it holds text; where that is numbers a rule reads them: label: {{rule: '{column.name} >= 4'}}"
+        return f"it holds text; if that is always a number, a rule can read it: label: {{rule: '{column.name} >= 4'}}"
     if column.low is None:
         return as_numbers_remedy(column.name, column.pair)
     if column.name != column.plain_name:
-        return f"it is not of 0 and 1 in every row; a filter or a rule may help, once its name is '{column.plain_name}'"
+        return f"not every value is 0 or 1; rename it to '{column.plain_name}' to use a filter or a rule"
     if column.nulls:
-        return f'some rows have none, as a label of several may; for one set filter: "{column.name} is not None"'
+        return f'some rows lack a value, as only one of several labels may; set filter: "{column.name} is not None"'
     assert column.high is not None
     rule = rule_for(column.name, column.low, column.high, column.distinct)
-    return f"it is not of 0 and 1; a rule may make one of it: {rule}"
+    return f"its values are not 0 and 1; a rule may turn them into a label: {rule}"
 
 
 def _as_time(column: _Column) -> str:
     """Return the reason why a column cannot order the rows by time, with the remedy."""
     if column.nulls:
-        return "some rows have none, and rows are ordered by what all have; fill it in, or leave those rows out"
+        return "some rows lack a value, and a column that orders rows must not; fill it in, or leave those rows out"
     return "it holds no times that can be read; write ISO 8601, with a zone in every value or in none, or numbers"
 
 
@@ -303,7 +303,7 @@ def _unreadable(column: _Column) -> str:
     """Return the reason why no feature can read a column, if its type or range prevents it."""
     if column.beyond_ids:
         is_float = pa.types.is_floating(column.type)
-        what = "integers as floats, which hold not every one of that size" if is_float else "integers of 2^63 and more"
+        what = "integers as floats, too large to be exact" if is_float else "integers of 2^63 and more"
         return f"{what} (write it as text, or as int64)"
     if column.text_lists == "unreadable":
         return f"'{column.example}' is no list of texts or numbers with commas between them ({REMEDY})"
@@ -312,7 +312,7 @@ def _unreadable(column: _Column) -> str:
     if column.mean_length > _MEAN_TEXT_LENGTH and not _is_text(column) and column.text_lists != "lists":
         return f"strings of about {column.mean_length:.0f} characters without words: neither ids nor texts"
     if values.is_list(column.type) and pa.types.is_floating(column.type.value_type) and not column.dim:
-        return "lists of numbers of different lengths: no vectors, which all have one"
+        return "lists of numbers of different lengths, but vectors all have the same length"
     try:
         values.id_kind(values.element_type(column.type), "")
     except DataError as error:
@@ -360,7 +360,7 @@ def _is_number(column: _Column) -> bool:
 
 
 def _is_fraction(type_: pa.DataType) -> bool:
-    """Return True for a decimal type with digits behind the point; decimals without such digits are integers."""
+    """Return True for a decimal type with digits after the point; decimals without such digits are integers."""
     return bool(pa.types.is_decimal(type_)) and type_.scale != 0
 
 
@@ -439,7 +439,7 @@ def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
     try:
         distinct = pc.count_distinct(column).as_py()
     except pa.ArrowNotImplementedError:
-        # Of a type that no feature reads either.
+        # No feature reads a column of such a type.
         return _Column(name, type_, rows, nulls, distinct=rows)
     is_integer = pa.types.is_integer(type_) or pa.types.is_boolean(type_)
     if (is_integer or pa.types.is_floating(type_) or pa.types.is_decimal(type_)) and rows > nulls:

@@ -66,7 +66,7 @@ class ItemFile:
         return self.lookup.source
 
     def values_at(self, positions: npt.NDArray[np.integer], name: str) -> npt.NDArray[Any]:
-        """Return numbers, or vectors [n, dim], at positions of the file; where missing and at -1 NaN, or zeros."""
+        """Return numbers or vectors at positions of the file, [n, ...]; NaN or zeros if missing, or for position -1."""
         found = self._values[name][positions]
         found[positions < 0] = np.nan if found.ndim == 1 else 0.0
         return found

@@ -107,7 +107,7 @@ class JoinTable:
 
     @cached_property
     def has_text(self) -> bool:
-        """True if the values are text, of which only some are written as integers."""
+        """True if the values are text and only some of them are written as integers."""
         return self.kind == "string" and values.some_are_written_as_integers(self._elements)
 
     def add_to(self, distinct: DistinctIds) -> None:

@@ -29,7 +29,7 @@ _HASH = re.compile(r"[0-9a-fA-F]{16,}")
 
 @dataclass
 class KeyMatches:
-    """Number of keys that were looked up, nulls left out, and of those that were found.
+    """Number of keys that were looked up, without nulls, and number of keys that were found.
 
     ``unknown``: the first distinct keys that were not found, as text.
     """
@@ -75,10 +75,10 @@ def likely_reason(unknown: Sequence[str], there: pa.Array) -> str | None:
     if _are_hashes(asked) != _are_hashes(known):
         return f"the {'former' if _are_hashes(asked) else 'latter'} look like hashes"
     for words, alike in _ALIKE.items():
-        # A way in which keys that differ become one explains nothing.
+        # A conversion that makes different keys equal explains nothing.
         reduced = pc.unique(alike(asked))
         if len(reduced) >= _ENOUGH * len(asked) and _share(reduced, alike(known)) >= _ENOUGH:
-            return f"they are alike but for {words}"
+            return f"they are equal except for {words}"
     return None
 
 
@@ -108,7 +108,7 @@ def _are_hashes(keys: pa.Array) -> bool:
 
 
 def _without(pattern: str) -> Callable[[pa.Array], pa.Array]:
-    """Return the function that leaves of a text what the pattern's group has; other texts stay."""
+    """Return a function that replaces texts that match a pattern by the pattern's group; other texts stay."""
     return lambda texts: pc.replace_substring_regex(texts, pattern, r"\1")
 
 

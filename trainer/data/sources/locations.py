@@ -66,7 +66,7 @@ def local_path(uri: str) -> Path:
 
 
 def beside(uri: str, dataset_uri: str) -> str:
-    """Return the uri of the file of a join or graph; a mere name is a file beside the dataset's, in the same folder."""
+    """Return the uri of the file of a join or graph; a name without a slash is a file in the dataset's folder."""
     if "/" in uri:
         return uri
     if is_object(dataset_uri):
@@ -75,7 +75,7 @@ def beside(uri: str, dataset_uri: str) -> str:
 
 
 def opened(path: FilePath) -> Any:
-    """Return a source for Arrow's readers: a local path as it is, or an opened object of which ranges can be read."""
+    """Return a source for Arrow's readers: a local path unchanged, or an opened object that can be read by ranges."""
     if isinstance(path, Path):
         return path
     with reaching(str(path)):
@@ -143,7 +143,7 @@ def located(uri: str, parts: tuple[str, ...]) -> FilePath:
 
 
 def as_it_is(path: FilePath) -> FilePath:
-    """Return a file with its present size and time of change; an object given has those of when it was listed.
+    """Return a file with its present size and time of change; those in ``path`` date from when it was listed.
 
     Raises:
         FileNotFoundError: the file does not exist, or this machine does not see it yet.
@@ -165,7 +165,7 @@ def is_still(path: FilePath, size: int, changed_ns: int) -> bool:
         stat = path.stat()
     except FileNotFoundError:
         return False
-    # Of one object a server tells whole seconds, in a list of objects it may tell more.
+    # A server reports whole seconds for a single object, but may report fractions in a list of objects.
     unit = 1 if isinstance(path, Path) else 10**9
     return (stat.st_size, stat.st_mtime_ns // unit) == (size, changed_ns // unit)
 
@@ -191,16 +191,16 @@ def reaching(where: str) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         away = isinstance(error, OSError) and "ACCESS_DENIED" not in str(error)
         raise (DataAwayError if away else DataError)(
-            f"the object storage did not give it: {str(error).splitlines()[0]}",
+            f"the object storage did not return it: {str(error).splitlines()[0]}",
             where=where,
-            remedy="see that the bucket is there and that the credentials in the environment may read it; a server "
-            "that is not Amazon's is named by AWS_ENDPOINT_URL",
+            remedy="check that the bucket exists and that the credentials in the environment may read it; "
+            "AWS_ENDPOINT_URL names a server other than Amazon's",
         ) from error
 
 
 def _files_below(root: Path) -> Iterator[Path]:
     def passed_over(error: OSError) -> None:
-        # Folders may be taken away meanwhile.
+        # A folder may be removed in the meantime.
         if not isinstance(error, FileNotFoundError | PermissionError):
             raise error
 
@@ -212,7 +212,7 @@ def _has_bucket(objects: pafs.FileSystem, key: str) -> bool:
     try:
         return bool(objects.get_file_info(key.partition("/")[0]).type != pafs.FileType.NotFound)
     except OSError as error:
-        # Who may list a prefix alone may not look at its bucket.
+        # Credentials that may only list a prefix may not query its bucket.
         if "ACCESS_DENIED" in str(error):
             return True
         raise

@@ -115,7 +115,7 @@ class _Evaluation:
 
     def _column(self, column: Column) -> pa.Array:
         array = self._batch.column(column.name)
-        # To Arrow NaN is a number, which differs from every other.
+        # Arrow takes NaN for a number that differs from every other number.
         return pc.if_else(pc.is_nan(array), None, array) if pa.types.is_floating(array.type) else array
 
 

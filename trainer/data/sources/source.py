@@ -132,7 +132,7 @@ class Source:
             self.files = self._files_in_window(window)
         self.reader = found.reader([file.path for file in self.files])
         if isinstance(self.reader, TextReader):
-            # As text a plain date is told from a time at midnight.
+            # Days are read as text, in which a plain date differs from a time at midnight.
             has_zone = window is not None and window.zone != "UTC"
             self.reader.text = [*text, window.column] if window is not None and has_zone else text
         self.reader.ids = ids
@@ -390,7 +390,7 @@ def _find_files(uri: str) -> _Found:
 
 def file_below(parts: tuple[str, ...], path: FilePath) -> SourceFile:
     """Return a file with the values of its ``key=value`` folders; ``parts``: its path below the dataset's uri."""
-    # Writers of hive partitions escape what a name of a folder may not hold.
+    # Writers of hive partitions escape characters that a folder name may not contain.
     pairs = ((key, unquote(value)) for key, sign, value in (part.partition("=") for part in parts[:-1]) if sign)
     return SourceFile(path, tuple(pairs), parts)
 
@@ -450,5 +450,5 @@ def _are_numbers(texts: Sequence[str]) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    """Return True if the value of a ``key=value`` folder is written in digits alone and fits int64."""
+    """Return True if the value of a ``key=value`` folder consists of digits and fits int64."""
     return text.isascii() and text.isdigit() and len(text.lstrip("0")) <= 19 and int(text) < 2**63

@@ -29,7 +29,7 @@ _END_DAY = (datetime.date.max - _EPOCH).days + 1
 _DAY_SECONDS = 86_400
 _DAY_MICROS = _DAY_SECONDS * 1_000_000
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-# Numbers of these years have a unit each: as seconds none is a date with an hour, such as 2026010517.
+# In these years a number has one unit only: as seconds, none of them is also a date with an hour, such as 2026010517.
 _UNIT_DAYS = ((datetime.date(1990, 1, 1) - _EPOCH).days, (datetime.date(2033, 1, 1) - _EPOCH).days)
 UNITS = {
     name: (count, *(day * _DAY_SECONDS * count for day in _UNIT_DAYS))
@@ -37,7 +37,7 @@ UNITS = {
 }
 """Units of times given as numbers since 1970: units per second, and the range of numbers that are read in the unit.
 
-The range is its first number (of 1990) and the number behind its last (2033); the ranges do not overlap.
+A range is its first number (in 1990) and the number after its last (in 2033); the ranges do not overlap.
 """
 
 _WRITTEN_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -76,7 +76,7 @@ def read_times(array: pa.Array) -> Times:
         return Times(np.zeros(len(array), dtype=np.int64), np.full(len(array), UNREADABLE, dtype=np.uint8))
     numbers = (counts.fill_null(0) if array.null_count else counts).to_numpy(zero_copy_only=False)
     if per_day > _DAY_MICROS:
-        # Arrow cuts nanoseconds towards 1970, and text is cut towards the past.
+        # Rounded down, as text is; Arrow would round towards 1970.
         instants = numbers // (per_day // _DAY_MICROS)
     else:
         instants = numbers if per_day == _DAY_MICROS else np.multiply(numbers, _DAY_MICROS // per_day, dtype=np.int64)
@@ -114,7 +114,7 @@ def text_as_times(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArr
         text = write(array)
         for type_ in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
             try:
-                # Arrow words an error for each value that it cannot cast: a few are tried first.
+                # Arrow writes an error text for each value that it cannot cast, which is slow: try a few values first.
                 pc.cast(text.slice(0, 64), type_)
                 return pc.cast(text, type_)
             except pa.ArrowInvalid as failed:
@@ -147,7 +147,7 @@ def cast_matching(text: pa.Array, shape: str, type_: pa.DataType) -> tuple[Int64
         try:
             good.append((places, pc.cast(text.take(pa.array(places)), type_)))
         except pa.ArrowInvalid:
-            # Those that cannot be cast, such as February 30, are found by halves.
+            # Find the texts that cannot be cast, such as February 30, by bisection.
             if len(places) > 1:
                 work += np.array_split(places, 2)
     if not good:

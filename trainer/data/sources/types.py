@@ -13,7 +13,7 @@ FieldPath = tuple[str, ...]
 
 
 def fields_of(schema: pa.Schema) -> Iterator[tuple[FieldPath, pa.DataType]]:
-    """Yield path and type of every column; of a struct those of its fields, however deep, in its place."""
+    """Yield the path and type of every column; the fields of a struct, at any depth, take the struct's place."""
     for field in schema:
         yield from _leaves((field.name,), field.type)
 
@@ -25,10 +25,10 @@ def field_of(batch: pa.RecordBatch, path: FieldPath) -> pa.Array:
 
 
 def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    """Return a type that means the same for the values of both, None if there is none.
+    """Return a type in which the values of both types keep their meaning; None if there is none.
 
     Integers and floats of any width are numbers, and booleans are the integers 0 and 1. Text is text, in a dictionary
-    or not. A date is a time. A column without any value has every type. Numbers, text and times are not one another.
+    or not. A date is a time. A column without any value has every type. Numbers, text and times have no common type.
     """
     if left == right:
         return left
@@ -50,9 +50,9 @@ def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
 
 
 def is_read_by_row(left: pa.DataType, right: pa.DataType) -> bool:
-    """Return True if values of both have the meaning of either, or are found to have none row by row.
+    """Return True if values of either type may turn out, row by row, to be readable as the other type.
 
-    These are text beside numbers or times, and single values beside lists of them.
+    This holds for text and numbers or times, and for single values and lists of them.
     """
     left, right = map(element_type, map(plain_type, (left, right)))
     if is_text(left) or is_text(right):
@@ -81,7 +81,7 @@ def _plain(array: pa.Array) -> pa.Array:
     if pa.types.is_run_end_encoded(array.type):
         return _plain(pc.run_end_decode(array))
     if pa.types.is_dictionary(array.type):
-        # Arrow decodes none of views.
+        # Arrow cannot decode dictionaries of views.
         array = pa.DictionaryArray.from_arrays(array.indices, _plain(array.dictionary))
     type_ = plain_type(array.type)
     return array if array.type == type_ else array.cast(type_)
@@ -132,7 +132,7 @@ def _common_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType | None
 
 
 def _common_time(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    """Return microseconds, in which times are read; none for a time of a zone and one of no zone."""
+    """Return a type in microseconds, the unit in which times are read; None if only one of the types has a zone."""
     kinds = (left, right)
     if not all(_is_time(kind) for kind in kinds):
         return None
@@ -145,7 +145,7 @@ def _common_time(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
 
 
 def is_there(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Flag the values that are neither null nor NaN."""
+    """Return a mask of the values that are neither null nor NaN."""
     valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_floating(array.type):
         return valid & ~np.isnan(pc.fill_null(array, np.nan).to_numpy(zero_copy_only=False))

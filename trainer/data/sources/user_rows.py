@@ -33,14 +33,14 @@ BadEvents = Callable[[Chunk, Mapping[str, Kind], Label | None], npt.NDArray[np.b
 def users_of(source: Source, dataset: DatasetSpec, bad_events: BadEvents | None = None) -> pa.Table:
     """Return columns of the features user and item: each user once, with a list of items by time (then by row).
 
-    Users are in the order of first appearance. As in training, rows without a user or an item are in no list, nor are
-    rows that the dataset's label, where the rows have its column, says are no positives.
+    Users are in the order of first appearance. As in training, rows without a user or an item are left out. If the rows
+    have the label's column, rows that are not positive are left out too.
 
     Args:
         source: the rows.
-        dataset: says what their columns are.
-        bad_events: says of a chunk, with the kinds of its ids and its label if any, which rows are left out because
-            they are bad, as are those without a time; None: the first bad one is an error.
+        dataset: describes the rows' columns.
+        bad_events: function that returns a mask of a chunk's bad rows, given the kinds of its ids, and its label if the
+            rows have one. Bad rows, and rows without a time, are left out. None: the first bad row is an error.
 
     Raises:
         DataError: ids or times cannot be read.
@@ -73,7 +73,7 @@ def users_of(source: Source, dataset: DatasetSpec, bad_events: BadEvents | None 
     types = [pa.int64() if kind == "int" else pa.large_string() for kind in kinds]
     encoded_users = pa.concat_arrays([pa.array([], types[0]), *users]).dictionary_encode()
     number = encoded_users.indices.to_numpy(zero_copy_only=False)
-    # Stable: then by row. Times are compared as they are, since a float64 does not hold every int64.
+    # Stable: equal times stay in the order of rows. Times are not converted: a float64 does not hold every int64.
     by_time = np.lexsort((np.concatenate(times) if times else np.empty(0), number))
     offsets = np.append(0, np.cumsum(np.bincount(number, minlength=len(encoded_users.dictionary))))
     lists = pa.LargeListArray.from_arrays(

@@ -30,10 +30,10 @@ class VectorFields(nn.Module):
     def __init__(self, columns: Mapping[str, int], inputs: ModelInputs):
         super().__init__()
         self.vectors: tuple[Vector, ...] = inputs.vectors
-        # A feature may be called as a method of the dict is: items, values.
+        # Named with a prefix, because a feature may have the name of a method of ModuleDict, such as items or values.
         self.projections = nn.ModuleDict()
         for one in self.vectors:
-            # A generator takes the lower 32 bits of its seed: they are to depend on both.
+            # A generator uses only the low 32 bits of its seed: they must depend on both the seed and the name.
             key = derive_key(inputs.seed, zlib.crc32(one.name.encode())) % 2**32
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(key)

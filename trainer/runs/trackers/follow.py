@@ -66,11 +66,11 @@ class Follower:
             except TrackerUnusableError as error:
                 self._say(f"no {self.spec.kind}: {error}")
                 return
-            except Exception as error:  # whatever it is, it is not the run's
+            except Exception as error:  # no error of a tracker may end the run
                 if not is_told:
-                    self._say(f"{self.spec.kind} is away, tried again later: {type(error).__name__}: {error}")
+                    self._say(f"{self.spec.kind} cannot be reached, tried again later: {type(error).__name__}: {error}")
                 is_told = True
-                # It may have taken what it did not answer: the next try asks it what it has.
+                # The tracker may have received points without an answer: the next try asks for its last steps.
                 self.close()
                 if is_last and time.monotonic() + wait > deadline:
                     self._say(f"{self.spec.kind} is given up: it lacks the last points of this attempt")
@@ -94,7 +94,7 @@ class Follower:
         for event in read_events(self.run.directory, self._offset):
             with contextlib.suppress(KeyError, TypeError, ValueError):  # an event of another version
                 for point in points_of(event.fields):
-                    # An attempt that goes on from a checkpoint trains some steps again.
+                    # An attempt that continues from a checkpoint repeats some steps.
                     if point.step > self._last.get(point.name, -1):
                         self._last[point.name] = point.step
                         points.append(point)
@@ -131,7 +131,7 @@ class Follower:
 
 def main(directory: Path) -> None:
     """Follow the run until its driver reports its end by a line on stdin, or dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is the driver's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal is for the driver
     run, parent, ended = read_run(directory), os.getppid(), threading.Event()
     threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
     with _alone(directory):
@@ -165,5 +165,5 @@ def _alone(directory: Path) -> Iterator[None]:
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
     sys.stderr.flush()
-    # Libraries of trackers wait for their servers as they leave.
+    # Libraries of trackers would wait for their servers at exit.
     os._exit(0)

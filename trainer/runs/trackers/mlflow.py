@@ -83,7 +83,7 @@ class MLflowTracker:
         parameters = [
             {"key": name, "value": value[:PARAMETER_LENGTH]} for name, value in parameters_of(run).items() if value
         ]
-        # They cannot be changed: those of a job that was submitted again with more epochs stay as they began.
+        # MLflow's parameters cannot be changed: if a job is resubmitted with more epochs, the first values stay.
         for start in range(0, len(parameters) if not last else 0, PARAMETERS_AT_ONCE):
             part = parameters[start : start + PARAMETERS_AT_ONCE]
             self._ask("POST", "runs/log-batch", json={"run_id": self._run_id, "params": part})

@@ -34,21 +34,21 @@ def _item_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
         return
     item = spec.features.get("item")
     if item is None or item.type != "id" or item.join is not None or item.derive is not None:
-        yield FieldProblem("items", "it is of the feature 'item', of type id, that reads a column", "describe item so")
+        yield FieldProblem("items", "it needs a feature 'item' of type id that reads a column", "define this feature")
         return
     if items.on not in ("item", item.column):
         yield FieldProblem(
-            "items.on", f"'{items.on}' is no column of the item", f"name it '{item.column or 'item'}' in both files"
+            "items.on", f"'{items.on}' is not the column of 'item'", f"name it '{item.column or 'item'}' in both files"
         )
     for name, feature in items.features.items():
         field = f"items.features.{name}"
         if name in spec.features:
-            yield FieldProblem(field, f"there is a feature '{name}' of the rows", "give one of them another name")
+            yield FieldProblem(field, f"the rows have a feature '{name}' too", "give one of them another name")
         for part in ("join", "derive", "weights", "timestamp"):
             if getattr(feature, part) is not None:
-                yield FieldProblem(f"{field}.{part}", "a feature of items reads a column of their file", "leave it out")
+                yield FieldProblem(f"{field}.{part}", "an item feature is a column of the items' file", "leave it out")
         if feature.missing == "error" and feature.has_ids:
-            yield FieldProblem(f"{field}.missing", "an item without the id is unknown of it", "leave it out")
+            yield FieldProblem(f"{field}.missing", "an item without this id has the unknown id", "leave it out")
         target = spec.joined_features.get(feature.shares) if feature.shares is not None else None
         if feature.shares is not None and (target is None or target.shares or not target.has_ids):
             owners = (one for one, other in spec.joined_features.items() if not other.shares and other.has_ids)
@@ -63,7 +63,7 @@ def _dense_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
     dense = {name: feature.type for name, feature in spec.features.items() if not feature.has_ids}
     if len(dense) == len(spec.features):
         kinds = " or ".join(f"{kind}s" if kind == "vector" else kind for kind in dict.fromkeys(dense.values()))
-        yield FieldProblem("features", f"all of them are {kinds}", "a model needs at least one of ids")
+        yield FieldProblem("features", f"all of them are {kinds}", "add a feature with ids, which a model needs")
         return
     named = {f"features.{name}.shares": feature.shares for name, feature in spec.features.items()}
     named |= {
@@ -80,11 +80,11 @@ def _dense_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
             kind = "dense" if dense[name] == "dense" else "a vector"
             yield FieldProblem(field, f"'{name}' is {kind}, and has no ids", "name a feature of ids")
     for name in sorted(dense.keys() & {"user", "item"}):
-        yield FieldProblem(f"features.{name}.type", f"what is named {name} has ids", "use id, or another name")
+        yield FieldProblem(f"features.{name}.type", f"the feature '{name}' must have ids", "use id, or another name")
 
 
 def _text_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
-    """Yield a problem if a text shares a table with ids that are no text, or with a text with other n-grams."""
+    """Yield a problem if a text shares a table with ids of another type, or with a text with other n-grams."""
     features = spec.joined_features
     for name, feature in features.items():
         target = features.get(feature.shares) if feature.shares is not None else None
@@ -94,11 +94,11 @@ def _text_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
         if feature.effective_ngrams is None or target.effective_ngrams is None:
             text, ids = (name, feature.shares) if target.effective_ngrams is None else (feature.shares, name)
             yield FieldProblem(
-                field, f"'{text}' is a text, whose ids are buckets, and '{ids}' has other ids", "leave it out"
+                field, f"'{text}' is a text, whose ids are buckets, but '{ids}' has other ids", "leave it out"
             )
         else:
             yield FieldProblem(
-                field, f"the n-grams of '{name}' are not those of '{feature.shares}'", "give both the same ngrams"
+                field, f"'{name}' and '{feature.shares}' have different n-grams", "give both the same ngrams"
             )
 
 
@@ -131,7 +131,7 @@ def _time_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
         if (joined or feature.timestamp is not None) and spec.ordering is None:
             yield FieldProblem(
                 f"features.{name}.timestamp",
-                "it is compared with the time of rows",
+                "it is compared with the time of rows, which have none",
                 "give order or timestamp of the dataset, or leave it out",
             )
 
@@ -153,13 +153,13 @@ def _uri_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 def _topic_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
     if not is_topic(spec.uri):
         if spec.messages is not None:
-            yield FieldProblem("messages", "it is of topics", "leave it out, or set uri: kafka://HOST:PORT/TOPIC")
+            yield FieldProblem("messages", "it is only for topics", "leave it out, or set uri: kafka://HOST:PORT/TOPIC")
         return
     if brokers_and_topic(spec.uri) is None:
-        remedy = "write it so, without user name and password: messages.security names the variables that have them"
+        remedy = "use this form, without user name and password: messages.security names variables with these"
         yield FieldProblem("uri", "it is not kafka://HOST:PORT,HOST:PORT/TOPIC", remedy)
     if spec.messages is None:
-        yield FieldProblem("messages", "a topic does not say what its messages are", "give messages.columns by type")
+        yield FieldProblem("messages", "a topic does not declare its columns", "give messages.columns by type")
         return
     security = spec.messages.security
     is_sasl, is_tls = security.protocol.startswith("sasl"), security.protocol.endswith("ssl")
@@ -192,8 +192,8 @@ def _negatives_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
     if negatives.distribution == "in_batch":
         yield FieldProblem(
             "label.negatives.distribution",
-            "examples are drawn before there are batches",
-            "use uniform or popularity, or with label: column or rule model.negative_distribution: in_batch, or loss: "
+            "these negatives are drawn before there are batches",
+            "use uniform or popularity; or label: column or rule, with model.negative_distribution: in_batch or loss: "
             "sampled_softmax of two_tower",
         )
     for name in negatives.item_features or ():

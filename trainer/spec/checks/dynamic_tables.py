@@ -29,25 +29,25 @@ def dynamic_table_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if spec.model.loss == "sampled_softmax":
         yield FieldProblem(where, "sampled_softmax weighs items by how often their row occurs", "use loss bce or mse")
     if ranks_catalogue(spec):
-        yield FieldProblem(where, "all items are not ranked yet where they share a row", "leave ranking metrics out")
+        yield FieldProblem(where, "items that share a row cannot be ranked yet", "leave ranking metrics out")
     if spec.publish is not None and (spec.publish.anchor is not None or spec.publish.frozen_context is not None):
         yield FieldProblem(
-            where, "publish.anchor and publish.frozen_context hold rows to ids", "leave them or capacity out"
+            where,
+            "publish.anchor and publish.frozen_context need rows that keep their ids",
+            "leave them or capacity out",
         )
     if spec.model.effective_init.kind == "normal":
         yield FieldProblem(
             where,
-            "a row goes from id to id, so it starts by its id, not its number",
+            "a row passes from one id to another, so its initial values must depend on the id",
             "use model.init hash or zero",
         )
     if spec.regularizers.meda:
-        yield FieldProblem(where, "regularizers.meda resets rows, not who has them", "leave one of them out")
+        yield FieldProblem(where, "regularizers.meda resets rows, not which ids have them", "leave one of them out")
     if spec.init_from is not None and spec.init_from.retire_after_runs is not None:
-        yield FieldProblem(where, "dynamic tables have ttl_steps", "leave init_from.retire_after_runs out")
+        yield FieldProblem(where, "dynamic tables retire ids by ttl_steps", "leave init_from.retire_after_runs out")
     if "frequency_buckets" in spec.evaluation.metrics:
-        yield FieldProblem(
-            where, "frequency_buckets is of items with rows of their own", "leave it out of evaluation.metrics"
-        )
+        yield FieldProblem(where, "frequency_buckets needs a row for each item", "leave it out of evaluation.metrics")
 
 
 def dynamic_table_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
@@ -57,7 +57,7 @@ def dynamic_table_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[F
             if "frequency_buckets" in (label.metrics or ()):
                 yield FieldProblem(
                     f"labels.{name}.metrics",
-                    "frequency_buckets is of items with rows of their own, and the job has dynamic tables",
+                    "frequency_buckets needs a row for each item, but the job has dynamic tables",
                     "leave it out, or tables.NAME.capacity",
                 )
     for name, feature in dataset.features.items():
@@ -66,7 +66,7 @@ def dynamic_table_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[F
             if name in job.sse and job.sse[name].graph is not None:
                 yield FieldProblem(
                     f"sse.{name}.graph",
-                    f"table '{table}' is dynamic, and the graph is of known ids",
+                    f"table '{table}' is dynamic, but a graph needs ids that are known in advance",
                     "leave one of them out",
                 )
             if name in job.sse and job.sse[name].include_unknown:
@@ -78,6 +78,6 @@ def dynamic_table_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[F
             if job.regularizers.laplacian is not None:
                 yield FieldProblem(
                     "regularizers.laplacian",
-                    f"table '{table}' is dynamic, and the graph is of known ids",
+                    f"table '{table}' is dynamic, but a graph needs ids that are known in advance",
                     "leave one out",
                 )

@@ -55,7 +55,7 @@ def evaluation_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         if loss != owner and field is not None and getattr(spec.model, name) != field.default:
             yield FieldProblem(f"model.{name}", f"{loss} has none", f"use loss {owner}, or leave it out")
     if spec.evaluation.sample_users is not None and not (spec.model.reads_sequences or ranks_catalogue(spec)):
-        why = "it samples users to rank items for, and nothing is ranked"
+        why = "it samples users for rankings, but no metric ranks items"
         yield FieldProblem("evaluation.sample_users", why, "leave it out, or ask for metrics such as ndcg_10_full")
     yield from _metric_problems(spec)
     if spec.evaluation.intervals is not None and spec.evaluation.intervals.by == "user" and spec.model.reads_sequences:
@@ -77,12 +77,12 @@ def _training_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     ranked = [name for name in spec.evaluation.metrics if ranking_parts(name) is not None or name in of_users]
     if ranked:
         yield FieldProblem(
-            "evaluation.training", f"{', '.join(ranked)} are of users with held-out rows", "leave one of the two out"
+            "evaluation.training",
+            f"metrics of users need held-out rows: {', '.join(ranked)}",
+            "leave one of the two out",
         )
     if spec.evaluation.intervals is not None:
-        yield FieldProblem(
-            "evaluation.training", "training rows were seen, and have no intervals", "leave one of the two out"
-        )
+        yield FieldProblem("evaluation.training", "only held-out rows have intervals", "leave one of the two out")
 
 
 def _metric_problems(spec: JobSpec) -> Iterator[FieldProblem]:
@@ -99,7 +99,7 @@ def _metric_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         elif not sequence and not spec.model.ranks_all_items:
             yield FieldProblem(
                 "evaluation.metrics",
-                f"{kind} has no {name}, it cannot rank all items for a user",
+                f"{kind} has no {name}, because it cannot rank all items for a user",
                 f"use {', '.join(pointwise)}",
             )
 
@@ -112,7 +112,7 @@ def evaluation_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[Fiel
         yield from _value_problems(job, dataset.label.value)
     elif not tasks and LOSSES[loss_of(job)].least_label is not None:
         yield FieldProblem(
-            "model.loss", f"{job.model.loss} is of counts and durations", "use label: {value: COLUMN}, or loss bce"
+            "model.loss", f"{job.model.loss} needs counts or durations", "use label: {value: COLUMN}, or loss bce"
         )
     if needs_users(job, tasks):
         yield from _needs_ids("evaluation", "users", "user", dataset)
@@ -125,7 +125,7 @@ def _slice_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem
     """Yield a problem for each of ``evaluation.slices`` by which the served model and the job's cannot be compared."""
     slices = job.evaluation.slices
     if slices and (job.publish is None or job.publish.gate.mode == "off"):
-        why = "slices are of the comparison with the served version, and the job has no gate"
+        why = "slices are for the comparison with the served version, but the job has no gate"
         yield FieldProblem("evaluation.slices", why, "set publish, or leave it out")
     ids = [name for name in job.model.looked_up(dataset) if name in dataset.features]
     numbers = [name for name, one in dataset.features.items() if one.type == "dense" and job.model.reads_numbers]

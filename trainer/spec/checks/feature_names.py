@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec, Feature
     from trainer.spec.job import JobSpec
 
-# TorchRec holds each table as the member of that name of a torch.nn.ModuleDict, which has these.
+# TorchRec keeps tables by name in a torch.nn.ModuleDict, whose class has members of these names.
 NAMES_OF_MODULES = frozenset("""
     T_destination _apply _backward_hooks _backward_pre_hooks _buffers _call_impl _compiled_call_impl _forward_hooks
     _forward_hooks_always_called _forward_hooks_with_kwargs _forward_pre_hooks _forward_pre_hooks_with_kwargs
@@ -28,7 +28,7 @@ NAMES_OF_MODULES = frozenset("""
     register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule
     share_memory state_dict to to_empty train training type update values xpu zero_grad
 """.split())  # noqa: SIM905  # fmt: skip
-# What follows the name of a feature in that of its drawn negatives, as NEGATIVE_SUFFIX of trainer.data.prepare.plan.
+# Suffix of the name of a feature's drawn negatives; the same as NEGATIVE_SUFFIX of trainer.data.prepare.plan.
 NEGATIVE = "__negative"
 
 
@@ -42,10 +42,12 @@ def name_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProbl
     tables = {features[name].shares or name for name in readers if name in features}
     for name, feature in features.items():
         if name in tables & NAMES_OF_MODULES:
-            yield _problem(name, feature, f"no table can be named '{name}', as a member of torch's modules is")
+            yield _problem(
+                name, feature, f"a table cannot have the name '{name}', which a member of torch's modules has"
+            )
         of, suffix, rest = name.rpartition(NEGATIVE)
         if name in readers and suffix and not rest and of in _with_negatives(job):
-            yield _problem(name, feature, f"the job takes it for negatives drawn for '{of}'")
+            yield _problem(name, feature, f"the job uses this name for negatives of '{of}'")
 
 
 def _with_negatives(job: JobSpec) -> set[str]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def label_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
     """Yield contradictions within a dataset's label or labels."""
     if spec.label is not None and spec.labels:
-        yield FieldProblem("labels", "there is a label beside them", "leave one of the two out")
+        yield FieldProblem("labels", "label is set too", "leave one of the two out")
     elif spec.label is None and not spec.labels:
         yield FieldProblem("label", "Field required", "give label, or labels by name")
     for task in label_tasks(spec):
@@ -33,14 +33,14 @@ def label_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
 def _one_of_several_problems(field: str, label: OneOfSeveral, task: LabelTask) -> Iterator[FieldProblem]:
     loss = LOSSES[task.loss]
     if label.negatives is not None:
-        yield FieldProblem(f"{field}.negatives", "drawn negatives have no other labels", "use label, not labels")
+        yield FieldProblem(f"{field}.negatives", "drawn negatives have only one label", "use label, not labels")
     if label.positive is not None:
         yield FieldProblem(f"{field}.positive", "a label that is 1 in every row says nothing", "leave the label out")
     if task.is_value and not loss.of_values:
         fitting = " or ".join(name for name in LABEL_LOSSES if LOSSES[name].of_values)
-        yield FieldProblem(f"{field}.loss", f"{task.loss} is of classes, and the label a value", f"use {fitting}")
+        yield FieldProblem(f"{field}.loss", f"{task.loss} needs classes, but the label is a value", f"use {fitting}")
     if not task.is_value and loss.least_label is not None:
-        yield FieldProblem(f"{field}.loss", f"{task.loss} is of counts and durations", "give value: COLUMN, or use bce")
+        yield FieldProblem(f"{field}.loss", f"{task.loss} needs counts or durations", "give value: COLUMN, or use bce")
     for name, of_settings in LossSettings.model_fields.items():
         if getattr(label, name) != of_settings.default and name not in loss.settings.values():
             having = " or ".join(one for one in LABEL_LOSSES if name in LOSSES[one].settings.values())
@@ -95,7 +95,7 @@ def label_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProb
 
 
 def _stopping_problems(job: JobSpec, dataset: DatasetSpec, labels: list[str]) -> Iterator[FieldProblem]:
-    """Yield reasons why early stopping cannot watch its metric, which the run else finds only after an epoch."""
+    """Yield reasons why early stopping cannot watch its metric; otherwise the run would only fail after an epoch."""
     stopping, field = job.regularizers.early_stopping, "regularizers.early_stopping.metric"
     numbers, of_rankings = measured_numbers(job, dataset), dataset.has_positives_alone and not job.model.reads_sequences
     named = "one of rankings, such as recall_20_full," if of_rankings else "one"
@@ -103,21 +103,21 @@ def _stopping_problems(job: JobSpec, dataset: DatasetSpec, labels: list[str]) ->
     if stopping is None or stopping.metric is None:
         watched = [of_label(name, labels[0] if labels else "") for name in WATCHED_METRICS]
         if stopping is not None and not set(watched) & set(numbers):
-            what = "says anything where every row is a positive" if of_rankings else "is measured"
+            what = "has a meaning if every row is a positive" if of_rankings else "is measured"
             yield FieldProblem(field, f"it is left out, and none of {', '.join(watched)} {what}", use)
         return
     name, _, label = stopping.metric.partition("/")
     if re.match(METRIC_PATTERN, name.removesuffix(CALIBRATED)) is None:
         yield FieldProblem(field, f"no metric is called {name}", "use one of evaluation.metrics")
     elif labels and label not in labels:
-        what = f"{stopping.metric} is of none of the labels {', '.join(labels)}"
+        what = f"{stopping.metric} belongs to none of the labels {', '.join(labels)}"
         yield FieldProblem(field, what, f"write METRIC/LABEL, such as {name}/{labels[0]}")
     elif label and not labels:
         yield FieldProblem(field, f"the dataset has one label, without a name such as {label}", f"write {name}")
     elif is_table(name):
-        yield FieldProblem(field, f"{stopping.metric} is a table, by which no epoch is better than another", use)
+        yield FieldProblem(field, f"{stopping.metric} is a table, which cannot compare epochs", use)
     elif of_rankings and name in POINTWISE:
-        yield FieldProblem(field, f"{name} says nothing where every row is a positive", use)
+        yield FieldProblem(field, f"{name} has no meaning if every row is a positive", use)
     elif stopping.metric not in numbers:
         more = "set output_calibration" if name.endswith(CALIBRATED) else f"name {name} in evaluation.metrics"
         yield FieldProblem(field, f"{stopping.metric} is not measured", f"{use}, or {more}")

@@ -28,18 +28,18 @@ def one_pass_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         return
     yield from _follow_problems(spec)
     if spec.epochs != 1:
-        yield FieldProblem("epochs", "dataset.one_pass reads the rows to train on once", f"use 1, {_LEAVE_OUT}")
+        yield FieldProblem("epochs", "dataset.one_pass reads training rows once", f"use 1, {_LEAVE_OUT}")
     split = spec.evaluation.split
     if split.kind in ("time", "per_user_last"):
         yield FieldProblem(
             "evaluation.split.kind",
-            f"{split.kind} is decided by all rows, and dataset.one_pass trains on the first before it has them",
+            f"a split by {split.kind} needs all rows, but dataset.one_pass trains before it has read them",
             f"use random, or column with validation: 0, {_LEAVE_OUT}",
         )
     if split.kind == "column" and split.validation:
         yield FieldProblem(
             "evaluation.split.validation",
-            "a share of the other rows validates where the column names none, which is known after all rows",
+            "it is used if the column names no validation rows, which is only known after all rows",
             f"set it to 0: rows that the column calls validation validate all the same; {_LEAVE_OUT}",
         )
     if spec.evaluation.training:
@@ -72,10 +72,12 @@ def _without_one_pass(spec: JobSpec) -> Iterator[FieldProblem]:
     for field, value in asked.items():
         if value is not None and not spec.dataset.one_pass:
             yield FieldProblem(
-                field, "it is of jobs that train on rows as they are read", "set dataset.one_pass, or leave it out"
+                field,
+                "it is only for jobs that train on rows as they are read",
+                "set dataset.one_pass, or leave it out",
             )
     if publish is not None and publish.every_seconds is not None and publish.every_rows is not None:
-        yield FieldProblem("publish.every_rows", "every_seconds says when to publish", "give one of the two")
+        yield FieldProblem("publish.every_rows", "every_seconds is set too", "give one of the two")
 
 
 def _follow_problems(spec: JobSpec) -> Iterator[FieldProblem]:
@@ -86,7 +88,7 @@ def _follow_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if split.kind != "random" or split.validation or split.test:
         yield FieldProblem(
             "evaluation.split",
-            "rows that are held out are read at the end, and dataset.follow has none",
+            "held-out rows are read at the end, which dataset.follow never reaches",
             "use kind: random with validation: 0 and test: 0, and evaluation.progressive_rows for figures",
         )
     if spec.dataset.window is not None:
@@ -112,11 +114,13 @@ def one_pass_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldP
         yield from _feature_problems(name, feature)
     if dataset.negatives is not None:
         yield FieldProblem(
-            "label.negatives", "what a user never had is known after all rows", f"use column or rule, {_LEAVE_OUT}"
+            "label.negatives",
+            "items that a user never had are only known after all rows",
+            f"use column or rule, {_LEAVE_OUT}",
         )
     if dataset.max_bad_rows is not None and dataset.messages is None:
         yield FieldProblem(
-            "max_bad_rows", "the share of bad rows is known after all rows", f"leave it out, {_LEAVE_OUT}"
+            "max_bad_rows", "the share of bad rows is only known after all rows", f"leave it out, {_LEAVE_OUT}"
         )
     tasks = label_tasks(dataset)
     if needs_users(job, tasks):
@@ -137,7 +141,9 @@ def _topic_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem
     for name in ("until", "settle_seconds", "late") if of_topic else ("start", "away_seconds"):
         if getattr(follow, name) != type(follow).model_fields[name].default:
             what, other = ("a folder", "a topic") if of_topic else ("a topic", "a folder")
-            yield FieldProblem(f"dataset.follow.{name}", f"it is of {what}, and the dataset is {other}", "leave it out")
+            yield FieldProblem(
+                f"dataset.follow.{name}", f"it is for {what}, but the dataset is {other}", "leave it out"
+            )
 
 
 def _feature_problems(name: str, feature: Feature) -> Iterator[FieldProblem]:
@@ -148,7 +154,7 @@ def _feature_problems(name: str, feature: Feature) -> Iterator[FieldProblem]:
         )
     if feature.join is not None:
         yield FieldProblem(
-            f"{where}.join", "joins are not looked up as rows are read yet", f"write it into a column, {_LEAVE_OUT}"
+            f"{where}.join", "dataset.one_pass does not read joins yet", f"write it into a column, {_LEAVE_OUT}"
         )
     if feature.type == "vector":
         yield FieldProblem(
@@ -163,4 +169,4 @@ def _feature_problems(name: str, feature: Feature) -> Iterator[FieldProblem]:
             f"use none or log1p, {_LEAVE_OUT}",
         )
     if feature.missing in (None, "mean"):
-        yield FieldProblem(f"{where}.missing", "the mean is one of all rows", f"give a number, or error, {_LEAVE_OUT}")
+        yield FieldProblem(f"{where}.missing", "the mean needs all rows", f"give a number, or error, {_LEAVE_OUT}")

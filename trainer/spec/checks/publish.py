@@ -24,7 +24,7 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if spec.init_from is not None and spec.init_from.held == "go_on" and spec.init_from.collection != target:
         yield FieldProblem(
             "init_from.held",
-            f"the job publishes to {f'{target!r}' if target else 'no collection'}, and goes on from versions held in "
+            f"the job publishes to {f'{target!r}' if target else 'no collection'}, but continues from versions held in "
             f"'{spec.init_from.collection}'",
             "name one collection in init_from and publish, or use skip",
         )
@@ -34,14 +34,14 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if not spec.model.determines_vectors and spec.model.effective_init.kind != "hash":
         yield FieldProblem(
             "model.init",
-            f"the loss of {spec.model.kind} does not determine its vectors: from other initial values they are others",
-            "set model.init to {kind: hash, std: 0.1}, by which an id starts alike in all jobs of one seed",
+            f"the loss of {spec.model.kind} does not determine its vectors: other initial values give other vectors",
+            "set model.init to {kind: hash, std: 0.1}: an id then starts alike in all jobs of one seed",
         )
     swapped = sorted(name for name, sse in spec.sse.items() if sse.probability)
     if spec.publish.anchor is not None and {spec.publish.feature, "label"} & set(swapped):
         yield FieldProblem(
             "publish.anchor",
-            "sse would draw rows to where other items belong",
+            "sse would pull rows towards those of other items",
             f"leave sse of '{spec.publish.feature}' and 'label' out, or the anchor",
         )
     if spec.publish.frozen_context is None:
@@ -54,13 +54,13 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             "use publish.anchor",
         )
     if spec.init_from is None:
-        yield FieldProblem(where, "the context is the parent's", "name it in init_from")
+        yield FieldProblem(where, "the context comes from a parent", "name the parent in init_from")
     if swapped:
         yield FieldProblem(
-            where, f"sse of {', '.join(swapped)} would train frozen rows by swaps", "leave one of them out"
+            where, f"sse of {', '.join(swapped)} would change frozen rows through swapped ids", "leave one of them out"
         )
     if spec.regularizers.meda:
-        yield FieldProblem(where, "regularizers.meda begins frozen rows anew with each epoch", "leave one of them out")
+        yield FieldProblem(where, "regularizers.meda would reset frozen rows at each epoch", "leave one of them out")
     if spec.optimizer.first_touch == "literal":
         yield FieldProblem(where, "with optimizer.first_touch literal frozen rows would decay", "use keep")
     if spec.model.has_both_sides_in_rows and KINDS[spec.optimizer.kind].takes("first_touch"):
@@ -76,7 +76,7 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def _view_problems(views: Sequence[View], dim: int) -> Iterator[FieldProblem]:
-    """Yield a problem for each view that vectors of ``dim`` columns do not allow, which else fails after training."""
+    """Yield a problem for each view that vectors of ``dim`` columns do not allow, before the job is trained."""
     names = [view.name for view in views]
     for number, view in enumerate(views):
         where = f"publish.views.{number}"
@@ -96,13 +96,13 @@ def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldPr
     items = job.publish.feature
     if dataset.features[items].type not in ("id", "id_list"):
         yield FieldProblem(
-            "publish.feature", f"'{items}' has no ids whose rows could be published", "name one that has"
+            "publish.feature", f"'{items}' has no ids whose rows could be published", "name a feature that has ids"
         )
     if job.publish.frozen_context is not None and not (job.model.reads_pairs or job.model.reads_sequences):
         yield from _frozen_context_problems(items, dataset)
     if job.publish.anchor is not None and dataset.features[items].type != "id":
         yield FieldProblem(
-            "publish.anchor", f"'{items}' is no single id, so no row of it has a place of its own", "use type id"
+            "publish.anchor", f"'{items}' has no single ids, so no row belongs to one item", "use type id"
         )
     if job.publish.anchor is not None:
         table = dataset.features[items].shares or items
@@ -110,7 +110,7 @@ def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldPr
             if name != items and (feature.shares or name) == table and name in job.sse and job.sse[name].probability:
                 yield FieldProblem(
                     "publish.anchor",
-                    f"sse of '{name}', which reads the table of '{items}', would draw rows to where other items belong",
+                    f"sse of '{name}', which reads the table of '{items}', would pull rows to other items' rows",
                     f"leave sse of '{name}' out, or the anchor",
                 )
 

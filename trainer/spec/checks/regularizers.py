@@ -35,13 +35,13 @@ def regularizer_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         if spec.optimizer.decay == "by_epoch":
             yield FieldProblem(
                 "regularizers.meda",
-                "with rows that begin anew no epoch is a second one, at which optimizer.decay by_epoch begins",
+                "optimizer.decay by_epoch begins with the second epoch, which rows that are reset never reach",
                 "leave one of them out",
             )
         if spec.optimizer.schedule.kind != "constant":
             yield FieldProblem(
                 "regularizers.meda",
-                "the optimizer of rows begins anew with each epoch, and its schedule would too",
+                "the row optimizer restarts at each epoch, and its schedule would restart too",
                 "use a constant one",
             )
     if regularizers.sam is not None:
@@ -53,9 +53,7 @@ def regularizer_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     laplacian = regularizers.laplacian
     if laplacian is not None:
         if not spec.model.has_distances:
-            yield FieldProblem(
-                "regularizers.laplacian", f"it is of rows whose distances mean something, as of mf: not of {kind}"
-            )
+            yield FieldProblem("regularizers.laplacian", f"distances between rows of {kind} have no meaning")
         if laplacian.feature in spec.sse and spec.sse[laplacian.feature].probability:
             yield FieldProblem(
                 "regularizers.laplacian.feature",
@@ -75,7 +73,7 @@ def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[Fie
         )
     elif dataset.features[laplacian.feature].type != "id":
         yield FieldProblem(
-            "regularizers.laplacian.feature", f"'{laplacian.feature}' is no single id", "use one of type id"
+            "regularizers.laplacian.feature", f"'{laplacian.feature}' has no single ids", "use one of type id"
         )
     elif laplacian.feature not in (looked_up := job.model.looked_up(dataset)):
         yield FieldProblem(
@@ -93,7 +91,7 @@ def regularizer_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[Fie
         if table != of:
             yield FieldProblem(
                 "regularizers.laplacian.graph",
-                f"graph '{laplacian.graph}' is of table '{of}', the feature reads table '{table}'",
+                f"graph '{laplacian.graph}' belongs to table '{of}', the feature reads table '{table}'",
                 f"name a graph whose of is '{table}'",
             )
 
@@ -126,7 +124,7 @@ def _dropout_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if not regularizers.dropout:
         yield FieldProblem("regularizers.dropout_layers", "there is no dropout", "set dropout, or leave it out")
     elif spec.model.reads_sequences:
-        yield FieldProblem("regularizers.dropout_layers", f"{kind} has places of its own", "leave it out")
+        yield FieldProblem("regularizers.dropout_layers", f"{kind} has its own positions for dropout", "leave it out")
     elif regularizers.dropout_layers != "embeddings" and not has_hidden_layers(spec):
         yield FieldProblem(
             "regularizers.dropout_layers", f"{kind} has no hidden layers here", "use embeddings, or leave it out"
@@ -145,20 +143,22 @@ def _method_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if spec.model.reads_sequences:
         yield FieldProblem(where, f"it is not available yet for {kind}", "leave it out")
     if spec.model.mixes_batch:
-        yield FieldProblem(where, "it is of one sample at a time, which batch_norm mixes", "leave one of them out")
+        yield FieldProblem(where, "it needs separate samples, which batch_norm mixes", "leave one of them out")
     if spec.model.loss == "sampled_softmax":
         yield FieldProblem(
-            where, "sampled_softmax takes other samples for negatives, and it is of one at a time", "use loss bce"
+            where, "it needs separate samples, but sampled_softmax takes others as negatives", "use loss bce"
         )
     if method.masks and method.explicit != "none":
         yield FieldProblem(f"{where}.explicit", "masks have this effect already", "set masks to 0, or leave it out")
     if method.masks == 1 and method.noise != "none":
         yield FieldProblem(
-            f"{where}.noise", "one mask has all of its noise", "set masks to 0 or more than 1, or leave it out"
+            f"{where}.noise", "one mask already has all of the noise", "set masks to 0 or more than 1, or leave it out"
         )
     if not method.masks and method.explicit == "none" and method.noise == "none":
         yield FieldProblem(
-            f"{where}.masks", "without masks there is nothing left", "set explicit or noise, or masks to 1"
+            f"{where}.masks",
+            "without masks, explicit and noise no dropout is left",
+            "set explicit or noise, or masks to 1",
         )
     if method.explicit == "none" and (method.explicit_strength is not None or method.coefficient != "published"):
         yield FieldProblem(
@@ -167,12 +167,12 @@ def _method_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if method.noise == "none" and method.noise_strength is not None:
         yield FieldProblem(f"{where}.noise_strength", "there is no noise", "set noise, or leave it out")
     if method.label_samples is not None and method.explicit != "output_hessian":
-        yield FieldProblem(f"{where}.label_samples", "labels are drawn for the output Hessian alone", "leave it out")
+        yield FieldProblem(f"{where}.label_samples", "only output_hessian draws labels", "leave it out")
     if method.sign_samples is not None and method.explicit != "identity":
-        yield FieldProblem(f"{where}.sign_samples", "signs are drawn for the identity alone", "leave it out")
+        yield FieldProblem(f"{where}.sign_samples", "only identity draws signs", "leave it out")
     if method.explicit in ("output_hessian", "identity") and (spec.model.draws_partner or spec.model.reads_labels):
         outputs = "several" if spec.model.reads_labels else "two"
-        yield FieldProblem(f"{where}.explicit", f"{kind}'s loss is of {outputs} outputs", "use loss_jacobian")
+        yield FieldProblem(f"{where}.explicit", f"the loss of {kind} depends on {outputs} outputs", "use loss_jacobian")
     if method.explicit == "output_hessian" and not (
         spec.model.draws_partner or LOSSES[loss_of(spec)].has_output_hessian
     ):
@@ -191,7 +191,7 @@ def _sam_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     for name, stored in spec.tables.items():
         if stored.dtype != "float32" and sam.of != "dense":
             yield FieldProblem(
-                f"tables.{name}.dtype", f"{stored.dtype} cannot hold what regularizers.sam adds to a row", "use float32"
+                f"tables.{name}.dtype", f"{stored.dtype} is too coarse for the steps of regularizers.sam", "use float32"
             )
     if sam.of == "dense" and not spec.model.has_dense_parameters:
         yield FieldProblem("regularizers.sam.of", f"{spec.model.kind} has no dense parameters", "use all or tables")

@@ -34,11 +34,11 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from [*optimizer_problems(optimizer)] or _together_problems(optimizer)
     if spec.micro_batches > spec.batch_size:
         yield FieldProblem(
-            "micro_batches", f"a batch of {spec.batch_size} has no {spec.micro_batches} parts", "use fewer"
+            "micro_batches", f"a batch of {spec.batch_size} cannot be cut into {spec.micro_batches} parts", "use fewer"
         )
     elif spec.model.mixes_batch and spec.batch_size < 2 * spec.micro_batches:
         where, remedy = ("micro_batches", "use fewer") if spec.batch_size > 1 else ("batch_size", "use a larger one")
-        yield FieldProblem(where, "normalised by itself alone, a part of one row is 0 whatever it has", remedy)
+        yield FieldProblem(where, "batch_norm turns a part of one row into 0, whatever it has", remedy)
     yield from sse_problems(spec)
     yield from regularizer_problems(spec)
     yield from kernel_problems(spec)
@@ -65,7 +65,7 @@ def model_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             if sharding not in available:
                 yield FieldProblem(
                     f"sharding.{table}",
-                    f"{sharding} is of pooled rows, and {spec.model.kind} takes each row by itself",
+                    f"{sharding} needs pooled rows, but {spec.model.kind} reads each row on its own",
                     f"use {', '.join(available)}",
                 )
 
@@ -79,12 +79,12 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
         yield FieldProblem("optimizer.weight_decay", f"{name} has none", f"use one of {decaying}, or leave it 0")
     if not optimizer.weight_decay and kind.takes("weight_decay"):
         yield FieldProblem(
-            "optimizer.weight_decay", f"{name} is {name.removesuffix('w')} with it", "set it, such as to 0.01"
+            "optimizer.weight_decay", f"without it, {name} is {name.removesuffix('w')}", "set it, such as to 0.01"
         )
     if optimizer.first_touch != "keep" and not kind.takes("first_touch"):
         yield FieldProblem("optimizer.first_touch", f"rows of {name} do not decay, touched or not", "leave it out")
     if optimizer.eps_inside_root and not kind.takes("eps_inside_root"):
-        why = f"{name} adds eps to it" if kind.takes("eps") else f"{name} has no root"
+        why = f"{name} adds eps to the root" if kind.takes("eps") else f"{name} has no root"
         yield FieldProblem("optimizer.eps_inside_root", why, "leave it out")
     if optimizer.decay == "by_epoch" and not kind.takes("decay"):
         kinds = ", ".join(kinds_that_take("decay"))
@@ -98,7 +98,7 @@ def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
 def _together_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
     """Yield combinations of the row optimizer's settings that are not supported."""
     try:
-        # What is made of another alpha, and how long an epoch is, is known with the rows.
+        # Another alpha, and the length of an epoch, are only known with the rows: any valid numbers will do here.
         row_optimizer(optimizer, alpha=optimizer.alpha if isinstance(optimizer.alpha, float) else 1.0, epoch_steps=1)
     except ValueError as error:
         yield FieldProblem("optimizer", str(error))
@@ -136,16 +136,14 @@ def sse_problems(spec: JobSpec) -> Iterator[FieldProblem]:
                 "leave graph, rho and walk out (bpr: set them under sse.item)",
             )
         elif sse.walk is not None and (sse.graph is None or sse.rho != 1.0):
-            yield FieldProblem(f"sse.{feature}.walk", "a walk needs a graph and no rho, for it knows neighbours alone")
+            yield FieldProblem(f"sse.{feature}.walk", "a walk needs a graph and no rho: it only visits neighbours")
         elif sse.graph is None and sse.rho != 1.0:
             yield FieldProblem(
                 f"sse.{feature}.rho", "it is the weight of neighbours in a graph", "name the graph, or leave rho out"
             )
     of_items = spec.model.draws_partner or spec.model.reads_sequences
     if "label" in spec.sse and spec.sse["label"].include_unknown and not of_items:
-        yield FieldProblem(
-            "sse.label.include_unknown", "its labels are classes, of which none is unknown", "leave it out"
-        )
+        yield FieldProblem("sse.label.include_unknown", "class labels have no unknown id", "leave it out")
     on = {feature for feature, sse in spec.sse.items() if sse.probability > 0}
     if spec.model.draws_partner and {"item", "label"} <= on:
         yield FieldProblem(
@@ -198,7 +196,7 @@ def column_problems(job: JobSpec, tables: Iterable[str]) -> Iterator[FieldProble
     if job.kernel != "fbgemm" or not job.resources.gpus_per_worker:
         return
     columns = {table: job.model.table_columns(table) for table in sorted(tables)}
-    # A model that adds a column to some tables alone has no dim that suits all.
+    # If the model adds a column to only some tables, no embedding_dim suits all of them.
     remedy = "an embedding_dim that makes it one, or " if len(set(columns.values())) == 1 else ""
     for table, count in columns.items():
         if count % 4:
@@ -236,7 +234,7 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
             if table != of:
                 yield FieldProblem(
                     f"sse.{feature}.graph",
-                    f"graph '{sse.graph}' is of table '{of}', the feature reads table '{table}'",
+                    f"graph '{sse.graph}' belongs to table '{of}', the feature reads table '{table}'",
                     f"name a graph whose of is '{table}'",
                 )
     yield from name_fit_problems(job, dataset)
@@ -246,7 +244,7 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     yield from evaluation_fit_problems(job, dataset)
     yield from output_calibration_fit_problems(job, dataset)
     inputs = dataset.joined_features
-    # A pair model has tables of features that it does not read; one of sequences has that of items alone.
+    # A pair model also has tables of features that it does not read; a sequence model has only the item table.
     with_ids = looked_up if job.model.reads_sequences else [name for name, one in inputs.items() if one.has_ids]
     tables = {inputs[name].shares or name for name in with_ids}
     yield from column_problems(job, tables)

@@ -39,7 +39,7 @@ class AutoIntSpec(ClickSpec):
         if self.hidden:
             size += self.tower(fields * width, 1)
         for _ in range(self.attention_layers):
-            # Four maps, what attention makes of them, and the weights of pairs.
+            # Kept for backward: four projections, the outputs of attention, and the attention weights of pairs.
             held = fields * (width + 6 * units) + heads * fields * fields
             multiply_adds = 4 * fields * width * units + 2 * fields * fields * units
             size += ModelSize(4 * width * units, 0, held, held, multiply_adds)
@@ -53,8 +53,8 @@ class AutoIntSpec(ClickSpec):
             yield FieldProblem(
                 "model.init.kind",
                 (
-                    "zero gives autoint no gradient where no feature is dense and there is no deep part, ReLU "
-                    "passing nothing at 0"
+                    "zero gives autoint no gradient if no feature is dense and there is no deep part, because "
+                    "ReLU has no gradient at 0"
                 ),
                 "use hash or normal, set model.hidden, or leave it out",
             )

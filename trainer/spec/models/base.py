@@ -69,7 +69,7 @@ class ModelSpec(Spec):
 
     removed: ClassVar[dict[str, Removed]] = {
         "hard_negatives": Removed("no share of hard negatives improved recall", "leave it out"),
-        "negative_window": Removed("it was of negative_distribution: recent", "leave it out", 10_000),
+        "negative_window": Removed("only negative_distribution: recent used it", "leave it out", 10_000),
     }
 
     kind: str
@@ -100,7 +100,7 @@ class ModelSpec(Spec):
     has_both_sides_in_rows: ClassVar[bool] = False
     """True if a row of the item table is an input vector followed by an output vector."""
     multiplies_rows: ClassVar[Literal["never", "without_numbers", "always"]] = "never"
-    """Condition under which scores are only products of embedding rows: from zeros, these rows never learn."""
+    """Condition under which scores are only products of embedding rows; such rows never learn from zeros."""
     pools: ClassVar[bool] = True
     """True if its lookups give one pooled row for each bag of ids, not a row for each id."""
     ranks_all_items: ClassVar[bool] = False
@@ -108,7 +108,7 @@ class ModelSpec(Spec):
     has_dynamic_tables: ClassVar[bool] = False
     """True if it supports dynamic tables, because it reads only the table rows of ids in the batch."""
     determines_vectors: ClassVar[bool] = False
-    """True if its loss determines its vectors up to a rotation. If layers follow, they can absorb any linear map."""
+    """True if its loss determines its vectors up to a rotation; not if layers follow, which absorb any linear map."""
     has_distances: ClassVar[bool] = False
     """True if distances between its rows have a meaning, as when scores are products of two rows."""
     adds_features: ClassVar[Literal["any", "own_rows", "none"]] = "any"
@@ -228,7 +228,7 @@ class ModelSpec(Spec):
                     f"model.{name}", f"{self.kind} has none", f"use {' or '.join(kinds_with(name))}, or leave it out"
                 )
         if self.effective_init.kind == "zero" and self.multiplies_rows == "always":
-            why = f"zero gives {self.kind} no gradient, all its scores being products"
+            why = f"zero gives {self.kind} no gradient, because all its scores are products"
             yield FieldProblem("model.init.kind", why, "use hash or normal")
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
@@ -254,15 +254,17 @@ class ModelSpec(Spec):
                 yield FieldProblem(
                     "model.init.kind",
                     (
-                        f"zero gives {self.kind} no gradient where no feature is dense, its vectors being in "
-                        "products of rows alone"
+                        f"zero gives {self.kind} no gradient if no feature is dense, because its vectors "
+                        "only occur in products of rows"
                     ),
                     "use hash or normal, or leave it out",
                 )
             if len(features) < 2:
                 names = ", ".join(sorted(features))
                 yield FieldProblem(
-                    "model.kind", f"{self.kind} multiplies pairs of features, and there is one ({names})", "use dnn"
+                    "model.kind",
+                    f"{self.kind} multiplies pairs of features, but there is only one ({names})",
+                    "use dnn",
                 )
 
 
@@ -316,7 +318,7 @@ class TowerSpec(ModelSpec):
                 if getattr(self, name):
                     yield FieldProblem(
                         f"model.{name}",
-                        "it is of hidden layers, and there are none",
+                        "it needs hidden layers, and there are none",
                         "set model.hidden, or leave it out",
                     )
 
@@ -383,7 +385,7 @@ class DrawingSpec(ModelSpec):
             return distribution
         if (info.context or {}).get(STORED):
             return "popularity"
-        why = "recent was removed: it found no more than popularity did"
+        why = "recent was removed: it was no better than popularity"
         raise InvalidFieldsError([FieldProblem("", why, "use popularity with negative_power: 1")])
 
 

@@ -33,7 +33,7 @@ class DINSpec(ClickSpec):
         parameters, multiply_adds = linear_layers([4 * dim, *self.attention_hidden, 1])
         if self.attention_activation != "relu":
             parameters += units
-        # Of each id: its row, the target's, what both make, weighted; and the layers.
+        # Kept for each id: its row, the target's row, their combinations, the weighted row, and the layers.
         held = 8 * dim + units * (2 + (NORMALISED if self.attention_activation == "dice" else 1))
         held = int(list_ids * held)
         attention = ModelSize(num_lists * parameters, 0, held, held, int(list_ids * multiply_adds))
@@ -45,7 +45,7 @@ class DINSpec(ClickSpec):
         if self.attention_activation == "dice" and method != type(method)():
             yield FieldProblem(
                 "regularizers.dropout_method",
-                "it is of one sample at a time, which dice mixes",
+                "it needs separate samples, which dice mixes",
                 "use attention_activation prelu",
             )
 

@@ -24,7 +24,7 @@ class FinalMLPSpec(ClickSpec):
 
     kind: Literal["finalmlp"]
     reads_vectors = True
-    hidden: tuple[Size, ...] = (128, 64)  # the heads of the fusion cut the last ones into parts: they do not grow
+    hidden: tuple[Size, ...] = (128, 64)  # they cannot grow: the fusion's heads cut the last layer into parts
     second_hidden: tuple[Size, ...] | None = later(None, min_length=1)
     gate_hidden: Layers = later((64,), max_length=16)
     first_gate: tuple[str, ...] = later(())
@@ -41,7 +41,7 @@ class FinalMLPSpec(ClickSpec):
             if told:
                 size += ModelSize(parameters, 0, sum(sizes) + 2 * width, width, multiply_adds)
             else:
-                # Once for a batch, not for each sample.
+                # A learned vector is computed once for a batch, not for each sample.
                 size += ModelSize(parameters + dim)
             size += tower_size([width, *hidden], residual=self.residual, batch_norm=self.batch_norm, logits=False)
         first, second = streams[0][-1], streams[1][-1]
@@ -70,5 +70,5 @@ class FinalMLPSpec(ClickSpec):
                     yield FieldProblem(f"model.{field}", f"no such feature '{name}' (there are {there})")
                 elif dataset.features[name].gives_numbers:
                     yield FieldProblem(
-                        f"model.{field}", f"'{name}' is a number, and gates read vectors of ids", "name features of ids"
+                        f"model.{field}", f"'{name}' is a number, but gates read vectors of ids", "name features of ids"
                     )

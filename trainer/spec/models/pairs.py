@@ -69,10 +69,10 @@ class PartnerSpec(PairSpec, DrawingSpec, RetrievalSettings):
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
         if self.loss == "gbce" and self.sampling != "uniform":
-            why = f"gbce counts on uniform draws, not {self.sampling}"
+            why = f"gbce assumes uniform draws, not {self.sampling}"
             yield FieldProblem("model.negative_distribution", why, "use uniform, or loss sampled_softmax")
         if self.loss == "cosine_contrastive" and not self.normalize:
-            yield FieldProblem("model.normalize", "cosine_contrastive is of cosines", "set normalize: true")
+            yield FieldProblem("model.normalize", "cosine_contrastive compares cosines", "set normalize: true")
 
 
 class BPRSpec(PartnerSpec):
@@ -100,7 +100,7 @@ class LightGCNSpec(PartnerSpec):
             why = "lightgcn propagates over whole tables, which several ranks would split"
             yield FieldProblem("resources.num_workers", why, "use 1")
         if job.publish is not None:
-            why = "vectors of lightgcn are propagated ones, which no table has"
+            why = "vectors of lightgcn come from propagation, and no table has them"
             yield FieldProblem("publish", why, "leave it out, or use bpr")
         if job.sse:
             yield FieldProblem("sse", "lightgcn looks up every row in each step, not those of a batch", "leave it out")
@@ -112,13 +112,13 @@ class LightGCNSpec(PartnerSpec):
 class MFSpec(PairSpec):
     """Matrix factorization (Koren, Bell and Volinsky, 2009), with biases or as the product alone.
 
-    ``biases``: whether biases of users and items and the mean label are added to the product.
+    ``biases``: True to add biases of users and items and the mean label to the product.
     """
 
     kind: Literal["mf"]
 
     has_distances = True
-    loss: LossName = "bce"  # its constant is of the loss that it was trained by
+    loss: LossName = "bce"  # not for a warm start: the model's constant depends on the loss
     biases: bool = later(True)
 
     losses = ("bce", "mse")
@@ -130,5 +130,7 @@ class MFSpec(PairSpec):
         yield from super().problems(job)
         if self.loss == "mse" and "label" in job.sse and job.sse["label"].probability:
             yield FieldProblem(
-                "sse.label.probability", "mse is of numbers, not of classes that flip", "use loss bce, or leave it out"
+                "sse.label.probability",
+                "mse learns numbers, not classes that can flip",
+                "use loss bce, or leave it out",
             )

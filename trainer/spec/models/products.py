@@ -34,7 +34,7 @@ class DLRMSpec(ClickSpec):
     multiplies_rows = "without_numbers"
 
     def learns_from_padding(self, has_numbers: bool) -> bool:
-        return has_numbers  # by the products with their vector
+        return has_numbers  # the numbers' vector is multiplied with the rows
 
     @property
     def default_init(self) -> Init:
@@ -92,7 +92,7 @@ class XDeepFMSpec(FirstOrderSpec):
             products = before * num_fields
             held = dim * (products + after)
             size += ModelSize(after * products, 0, held, 2 * held, dim * after * products)
-        # Of the last layer sums over columns alone.
+        # The last layer keeps only its sums over columns.
         before, after = last
         products = before * num_fields
         held = products + after

@@ -146,14 +146,14 @@ class PieceSpec(SequenceSpec, RetrievalSettings):
                 "model.share_negatives", "top1 draws for each target", "leave it out, or use another loss"
             )
         if self.loss == "gbce" and self.sampling != "uniform":
-            why = f"gbce counts on uniform draws, not {self.sampling}"
+            why = f"gbce assumes uniform draws, not {self.sampling}"
             yield FieldProblem("model.negative_distribution", why, "use uniform, or loss sampled_softmax")
         if self.loss == "cosine_contrastive" and not self.normalize:
-            yield FieldProblem("model.normalize", "cosine_contrastive is of cosines", "set normalize: true")
+            yield FieldProblem("model.normalize", "cosine_contrastive compares cosines", "set normalize: true")
         if self.loss == "sampled_softmax" and self.compared_with == "own" and self.sampling != "uniform":
             yield FieldProblem(
                 "model.negative_distribution",
-                f"sampled_softmax of {self.kind} counts on uniform draws, not {self.sampling}",
+                f"sampled_softmax of {self.kind} assumes uniform draws, not {self.sampling}",
                 "use share_negatives: true, which corrects for it, or uniform, or loss bce",
             )
 
@@ -209,8 +209,8 @@ class HSTUSpec(AttentionSpec):
         return ModelSize(
             length * dim + self.blocks * (matrices + 5 * dim + length) + 2 * dim,
             0,
-            # Of each layer its normed input, what was split before and after silu, the gated mean and its parts, and
-            # scores before and after silu and the mask.
+            # Kept for each layer: the normalised input, the four projections before and after silu, the gated mean and
+            # its factors, the scores before and after silu, and the mask.
             self.blocks * (14 * length * dim + 3 * scores),
             3 * scores,
             length * self.blocks * (matrices + 2 * length * dim),
@@ -226,13 +226,13 @@ class GRU4RecSpec(PieceSpec):
     counts_columns = None
 
     def learns_from_padding(self, has_numbers: bool) -> bool:
-        return True  # by the products with states
+        return True  # the columns are multiplied with states
 
     losses = ("bce", "sampled_softmax", "bpr", "top1", "softmax", "gbce", "cosine_contrastive")
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
         dim, layers = self.embedding_dim, self.gru_layers
-        # Of each position its row, and of each layer the gates, what they were made of, and the state.
+        # Kept for each position: its row, and for each layer the gates, their inputs and the state.
         held = self.length * dim * (2 + 9 * layers)
         return ModelSize(
             layers * (6 * dim * dim + 6 * dim), 0, held, 3 * self.length * dim, self.length * layers * 6 * dim * dim

@@ -192,6 +192,6 @@ class ESMMSpec(SeveralLabelsSpec):
         if not self.tasks:
             yield FieldProblem(
                 "model.tasks",
-                "esmm multiplies probabilities, and no label is given another",
+                "esmm multiplies conditional probabilities, but no label is conditional",
                 "name them, such as tasks: {buy: {given: click}}, or use shared_bottom",
             )

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NORMALISED = 6
-"""Float32 numbers' worth of memory that batch normalisation keeps for a hidden unit: input, difference and outcome,
-each in float64."""
+"""Memory that batch normalisation keeps for a hidden unit, in float32 numbers: input, difference and result, each a
+float64."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
     """The dense part of a model.
 
-    ``parameters``: number of parameters. The others are numbers for each sample. ``tower``: sum of the widths of the
-    tower's layers, input and output included. ``interaction``: values that all other layers keep for backward.
+    ``parameters``: number of parameters. The other fields count numbers per sample. ``tower``: sum of the widths of the
+    tower's layers, input and output included. ``interaction``: values that all other layers keep for the backward pass.
     ``widest``: most values that one of these layers needs at once. ``multiply_adds``: multiply-adds of a forward pass.
     """
 

@@ -57,7 +57,7 @@ class TwoTowerSpec(TowerSpec):
     ) -> ModelSize:
         """Return the size of the dense part.
 
-        ``item_fields``, ``item_numbers``: how many of the features of ids, and of the numeric ones, the item table has.
+        ``item_fields``, ``item_numbers``: numbers of id features and of numeric features of the item table.
         """
         dim = self.embedding_dim
         context = (num_features - 1 - item_fields) * dim + num_dense - item_numbers
@@ -116,7 +116,7 @@ def _is_of_pair(name: str, feature: Feature, dataset: DatasetSpec) -> bool:
 
 
 def _item_table_problems(job: JobSpec) -> Iterator[FieldProblem]:
-    """Yield a problem for each setting of single item rows that an item tower, whose outputs are vectors, excludes."""
+    """Yield a problem for each setting about items' rows: vectors of an item tower are its outputs, not rows."""
     if job.publish is not None:
         for name in ("anchor", "frozen_context"):
             if getattr(job.publish, name) is not None:

@@ -56,6 +56,6 @@ class WukongSpec(ClickSpec):
         if self.embedding_dim < 2:
             yield FieldProblem(
                 "model.embedding_dim",
-                "wukong normalises each vector, and of one column nothing is left",
+                "wukong normalises each vector, which leaves nothing of a single column",
                 "use 2 or more",
             )

@@ -1,4 +1,4 @@
-"""Regularizers of training jobs. Dropout's (Wei, Kakade and Ma) are also a library for any torch module.
+"""Regularizers of training jobs. Those of dropout (Wei, Kakade and Ma) also work with any torch module.
 
 ``layers``: access to hidden layers by hooks. ``draws``: sources of randomness. ``outputs``: losses and their output
 Hessians. ``dropout``: equations of the paper, and the value that a step differentiates. ``objective``: the objective of

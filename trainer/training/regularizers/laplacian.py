@@ -37,7 +37,7 @@ class LaplacianPenalty:
         table = next(key.table for key in data.keys if key.name == settings.feature)
         graph = data.graph(settings.graph)
         self._degrees = torch.from_numpy(graph.degrees.copy())
-        # Of its own name: draws that SSE does not have.
+        # A separate name, so that the draws differ from SSE's draws.
         self._name = f"{settings.feature}~neighbour"
         self._table = TableConfig(table, data.tables[table].num_rows, dim, (self._name,))
         self._config = SSEConfig(1.0, graph, restart=1.0)

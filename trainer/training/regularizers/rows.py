@@ -31,7 +31,7 @@ class RowsOnce(nn.Module):
 
     def __init__(self, embeddings: nn.Module, dim: int, *, hooked: bool):
         super().__init__()
-        # In a tuple: as a submodule its parameters would be found twice.
+        # In a tuple: as a submodule, its parameters would be registered twice.
         self._embeddings, self._dim, self._hooked = (embeddings,), dim, hooked
         self.vectors = nn.Identity()
         self._lookups: list[tuple[KeyedJaggedTensor, LookedUp]] = []
@@ -57,7 +57,7 @@ class RowsOnce(nn.Module):
             if asked is features:
                 return rows
         rows = self._embeddings[0](features)
-        # Of sharded tables: a promise of rows, to be waited for once.
+        # Sharded tables return an awaitable of rows, to be waited for once.
         rows = rows.wait() if hasattr(rows, "wait") else rows
         self._lookups.append((features, rows))
         return rows

@@ -23,7 +23,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    # An answer that is not a job's would be taken for a request in flight.
+    # Older versions would take a stored response without a job for a request in flight.
     op.execute("DELETE FROM idempotency WHERE job_id IS NULL")
     for table, column in reversed(COLUMNS):
         op.drop_column(table, column)

@@ -207,7 +207,7 @@ def test_the_lock_of_objects(s3_address: str, tmp_path: Path, monkeypatch: pytes
     assert not two.acquire("two")
     clock[0] = 51.0
     assert two.acquire("two")
-    with pytest.raises(StoreBusy, match="another's by now"):
+    with pytest.raises(StoreBusy, match="another writer holds the lock"):
         one.renew("one")
     one.release("one")
     assert not one.acquire("one")
@@ -263,7 +263,7 @@ def test_what_cannot_be_removed_after_a_commit_fails_nothing(
     assert "the next writer removes what is left over: gone for a moment" in caplog.text
     assert_serves(in_objects(s3_address, tmp_path, "b"), 3)
     # Of an erasure it is told: rows that were to go are there still.
-    with pytest.raises(StoreUnavailable, match=r"served no more, but objects with rows of theirs .*erase them again"):
+    with pytest.raises(StoreUnavailable, match=r"no longer served, but objects with their rows .*erase them again"):
         collection.erase([5], "they asked")
     old = {name for name in objects(s3_address, tmp_path) if name.startswith("versions/") and "items-" in name}
     monkeypatch.undo()

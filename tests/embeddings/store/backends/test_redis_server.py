@@ -152,7 +152,7 @@ def test_a_writer_that_lost_its_lock_commits_nothing(opened: Callable[..., Store
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("embeddings.store.backends.redis.load_rows", load_and_lose)
-        with pytest.raises(StoreBusy, match="lock is another's"):
+        with pytest.raises(StoreBusy, match="another writer holds the lock"):
             publish(collection, 2)
     with redis_server.client() as client:
         client.delete("evenkeel:items:LOCK")
@@ -176,6 +176,6 @@ def test_a_lock_that_is_anothers_is_not_renewed(opened: Callable[..., Store], re
     publish(opened().collection("items"), 1)
     with opened().collection("items")._files.remote.lock() as lease, redis_server.client() as client:
         client.set("evenkeel:items:LOCK", "another")
-        with pytest.raises(StoreBusy, match="lock is another's"):
+        with pytest.raises(StoreBusy, match="another writer holds the lock"):
             opened().collection("items")._files.remote.renew(lease.token)
         client.delete("evenkeel:items:LOCK")

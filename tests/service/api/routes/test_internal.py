@@ -95,7 +95,7 @@ async def test_a_copy_cut_by_a_crash_is_completed(attempt: Attempt) -> None:
 async def test_half_lines_are_refused(attempt: Attempt, lines: bytes) -> None:
     response = await attempt.post(0, lines)
     assert response.status_code == 422
-    assert "whole lines" in response.text
+    assert "complete lines" in response.text
     assert not (attempt.directory / "events.jsonl").exists()
 
 

@@ -42,14 +42,17 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ({**RAY, "EVENKEEL_INTERNAL_URL": "http://api:8080"}, "go together"),
         ({**RAY, "EVENKEEL_RUN_STORAGE": "/runs"}, "go together"),
         ({**RAY, "EVENKEEL_RUN_STORAGE": "/runs", "EVENKEEL_INTERNAL_URL": "api:8080"}, "write http://HOST:PORT"),
-        ({**RAY, "EVENKEEL_RUN_STORAGE": "runs", "EVENKEEL_INTERNAL_URL": "http://api"}, "a directory is absolute"),
+        (
+            {**RAY, "EVENKEEL_RUN_STORAGE": "runs", "EVENKEEL_INTERNAL_URL": "http://api"},
+            "a directory must be an absolute path",
+        ),
         ({"EVENKEEL_RUN_STORAGE": "/runs"}, "needs EVENKEEL_EXECUTOR=ray_jobs"),
         ({"EVENKEEL_INTERNAL_URL": "http://api"}, "needs EVENKEEL_EXECUTOR=ray_jobs"),
         (
             {"EVENKEEL_RUN_STORAGE": "ftp://host/runs"},
             "write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or file:///DIRECTORY",
         ),
-        ({"EVENKEEL_CLUSTER_RUNS": "/runs"}, "EVENKEEL_CLUSTER_RUNS is EVENKEEL_RUN_STORAGE now: give that the same"),
+        ({"EVENKEEL_CLUSTER_RUNS": "/runs"}, "EVENKEEL_CLUSTER_RUNS was renamed: set EVENKEEL_RUN_STORAGE to the same"),
         ({**RAY, "EVENKEEL_DRIVER_RESOURCES": "driver"}, "write NAME=NUMBER"),
         (
             {"EVENKEEL_DRIVER_RESOURCES": "driver=1"},

@@ -107,7 +107,7 @@ def test_a_map_says_why_it_has_one_half(collection: Collection):
     found = maps(collection, collection.open(before), collection.open(plain))
     assert found is not None
     assert found["unaligned"] is None
-    assert "was not turned" in found["note"]
+    assert "was not rotated" in found["note"]
     lost = write(collection, ids, published.directions(20, 3), alignment={"kind": "procrustes"})
     found = maps(collection, collection.open(before), collection.open(lost))
     assert found is not None

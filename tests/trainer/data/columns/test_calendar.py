@@ -105,7 +105,7 @@ def specs(path, one_pass=False, **changes):
     ],
 )
 def test_no_name_of_other_ids(tmp_path, changes):
-    with pytest.raises(SpecError, match="is of the calendar"):
+    with pytest.raises(SpecError, match="is a feature of the calendar"):
         specs(tmp_path / "rows.parquet", **changes)
 
 

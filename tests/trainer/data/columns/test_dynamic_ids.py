@@ -119,6 +119,6 @@ def test_the_limit_and_what_was_seen_are_part_of_what_is_reused(clicks, dataset_
         data = prepare(dataset, job, tmp_path / "data", base_vocabulary=base, log=told.append)
         assert (77_777 in data.vocabulary("item").to_pylist()) == (limit != 4)
     assert sum("prepared data reused" in message for message in told) == 1
-    assert "ids of item: 2 of 3 go on (2 without an example in this run), 1 retired" in next(
+    assert "ids of item: 2 of 3 are kept (2 without an example in this run), 1 retired" in next(
         message for message in told if message.startswith("ids of item")
     )

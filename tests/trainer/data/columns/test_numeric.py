@@ -183,12 +183,12 @@ def test_bad_values_are_refused_with_their_row(tmp_path):
 @pytest.mark.parametrize(
     ("feature", "said"),
     [
-        ({"type": "id", "transform": "log1p"}, "transform is of dense features"),
-        ({"type": "dense", "shares": "user"}, "shares is of ids"),
-        ({"type": "dense", "missing": "unknown"}, "missing: unknown is of ids"),
-        ({"type": "id", "missing": 3.0}, "missing: 3.0 is of dense features"),
-        ({"type": "id_list", "missing": "error"}, "missing: error is of single ids"),
-        ({"type": "id", "weights": "w"}, "weights go with an id_list"),
+        ({"type": "id", "transform": "log1p"}, "transform is for dense features"),
+        ({"type": "dense", "shares": "user"}, "shares is for ids"),
+        ({"type": "dense", "missing": "unknown"}, "missing: unknown is for ids"),
+        ({"type": "id", "missing": 3.0}, "missing: 3.0 is for dense features"),
+        ({"type": "id_list", "missing": "error"}, "missing: error is for single ids"),
+        ({"type": "id", "weights": "w"}, "weights are for an id_list"),
         ({"type": "dense", "missing": float("inf")}, "missing"),
     ],
 )

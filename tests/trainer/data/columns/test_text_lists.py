@@ -253,7 +253,7 @@ def test_scored_rows_have_the_lists_of_training(text, ids, dataset_spec, tmp_pat
 def test_scored_rows_whose_lists_are_written_otherwise_are_refused(dataset_spec):
     spec = dataset_spec(pa.table(columns_of(["27", "27 9", "9"])), features={"tags": {"type": "id_list"}})
     (chunk,) = Source(spec.uri).stream(["tags"])
-    with pytest.raises(DataError, match="'27 9' is no id that the model knows, and a list of those that it knows"):
+    with pytest.raises(DataError, match="'27 9' is not an id that the model knows, but a list of ids that it knows"):
         RowEncoder(spec, spec.features, {"tags": pa.array(["27", "9"])}).encode(chunk)
     for known in (["27", "8"], ["27", "9", "27 9"]):
         encoded = RowEncoder(spec, spec.features, {"tags": pa.array(known)}).encode(chunk)

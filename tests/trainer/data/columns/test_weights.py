@@ -73,9 +73,9 @@ def test_rows_are_multiplied_with_their_weights(tmp_path, pooling):
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
-        ([[0.5]], r"the weights \[0.5\] are not those of \['a', 'b'\]"),
+        ([[0.5]], r"the weights \[0.5\] do not match the ids \['a', 'b'\]"),
         ([[0.5, -1.0]], r"at least 0"),
-        ([[0.5, None]], r"one for each id"),
+        ([[0.5, None]], r"one weight for each id"),
         ([[0.5, float("nan")]], r"row 0"),
     ],
 )
@@ -101,7 +101,7 @@ def test_din_weighs_lists_itself(tmp_path):
     with pytest.raises(ValueError, match=r"features\.tags\.weights: din weighs lists itself"):
         job.against(dataset)
     join = {"uri": "x.parquet", "on": "user", "column": "t", "take": "all"}
-    with pytest.raises(SpecError, match="weights go with an id_list"):
+    with pytest.raises(SpecError, match="weights are for an id_list"):
         specs(tmp_path / "rows.parquet", "mean", features={"t": {"type": "id_list", "join": join, "weights": "w"}})
 
 

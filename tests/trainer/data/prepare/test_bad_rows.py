@@ -20,7 +20,7 @@ REASONS = {
     "no time": 1,
     "no finite number": 2,
     "missing": 2,
-    "weights that are not those of the list": 1,
+    "weights that do not match the ids of the list": 1,
 }
 
 

@@ -183,8 +183,8 @@ def test_what_has_no_meaning_is_refused():
     for model, says in (
         ({"kind": "dnn", "negative_distribution": "popularity"}, "dnn has none"),
         ({"kind": "bpr", "negative_power": 0.5}, "uniform has none"),
-        ({"kind": "sasrec", "loss": "sampled_softmax", "negative_distribution": "in_batch"}, "counts on uniform"),
-        ({"kind": "gru4rec", "loss": "sampled_softmax", "negative_distribution": "popularity"}, "counts on uniform"),
+        ({"kind": "sasrec", "loss": "sampled_softmax", "negative_distribution": "in_batch"}, "assumes uniform"),
+        ({"kind": "gru4rec", "loss": "sampled_softmax", "negative_distribution": "popularity"}, "assumes uniform"),
     ):
         with pytest.raises(SpecError, match=says):
             parse_job({**job, "model": model})

@@ -49,7 +49,7 @@ def test_another_day_of_the_same_has_not_moved(clicks, refreshed):
     assert moved == []
     assert found["rows", ""] == 2000
     assert 0.0 <= found["numeric", "price"] < 0.05
-    assert "rows are alike those of the parent run" in log
+    assert "rows are like those of the parent run" in log
 
 
 def test_what_moved_is_told(clicks, refreshed):

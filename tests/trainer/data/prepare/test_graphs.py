@@ -55,7 +55,7 @@ def test_edges_become_rows_and_unknown_ids_are_counted(graph_spec, job_spec, tmp
     assert raw_edges(data) == [(3, 10), (3, 17), (10, 3), (10, 24), (17, 3), (24, 10)]
     assert data.graph("trust").num_rows == data.tables["user"].num_rows
     assert data.graphs == {"trust": {"table": "user", "edges": 8, "unknown": 3, "entries": 6}}
-    said = "graph trust: 8 edges, 3 of them left out for an id that training has not; 4 of 30 rows of user have"
+    said = "graph trust: 8 edges, 3 left out because training lacks one of their ids; 4 of 30 rows of user have"
     assert any(line.startswith(said) for line in log)
 
 

@@ -137,7 +137,7 @@ def test_it_is_counted_how_many_examples_lack_their_item(log, tmp_path):
     share = (rows.item < NUM_ABSENT).mean()
     (line,) = [one for one in said if one.startswith("item table")]
     assert f"{NUM_ITEMS - NUM_ABSENT} items, {NUM_ITEMS - NUM_CLICKED} of them not trained on" in line
-    assert f"{share:.2%} of the examples are of items that it lacks" in line
+    assert f"{share:.2%} of the examples have items that are not in the table" in line
 
 
 def test_a_changed_item_table_is_prepared_again(log, tmp_path):

@@ -175,7 +175,7 @@ def test_a_warm_start_without_an_id_of_its_parent_is_refused(refreshed):
 
 def test_a_warm_start_whose_users_are_written_otherwise_is_told(refreshed):
     (warning,) = refreshed(user=[f"U{one}" for one in range(40)] * 10).warnings
-    assert "0 of 40 ids go on: user has 'U0', " in warning
+    assert "0 of 40 ids are the parent's: user has 'U0', " in warning
 
 
 def test_a_warm_start_of_new_items_alone_is_no_fault(refreshed):

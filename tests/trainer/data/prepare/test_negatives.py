@@ -125,7 +125,7 @@ def test_a_held_out_row_that_repeats_a_pair_of_training_is_left_out(dataset_spec
     assert data.num_examples == {"train": 6, "validation": 0, "test": 0}
     (line,) = [line for line in said if line.startswith("left out")]
     assert line == (
-        "left out, of 5 rows: 1 held out whose user and item are a pair of training, as no negative is; "
+        "left out, of 5 rows: 1 held out although training has the same user and item; "
         "1 whose user had every item that could be drawn"
     )
 

@@ -27,7 +27,7 @@ def check(learned: Mapping[str, Sequence[object]], now: Mapping[str, Sequence[ob
 
 def test_ids_of_another_table_are_refused_by_name() -> None:
     learned = {"brand": BRANDS, "category": CATEGORIES, "user": BRANDS + CATEGORIES}
-    message = r"features\.brand: 0 of 30 ids are the parent's of 'brand', .*'kind00'.* its ids of 'category'"
+    message = r"features\.brand: 0 of 30 ids are ids of 'brand' in the parent, .*'kind00'.* parent's ids of 'category'"
     with pytest.raises(DataError, match=message):
         check(learned, learned | {"brand": CATEGORIES})
     assert check(learned, learned) == []
@@ -36,7 +36,7 @@ def test_ids_of_another_table_are_refused_by_name() -> None:
 def test_news_of_a_day_and_numbers_that_two_tables_have_are_not() -> None:
     users = {"user": BRANDS}
     (warning,) = check(users | {"item": CATEGORIES}, users | {"item": [f"new{number:02d}" for number in range(30)]})
-    assert "0 of 30 ids go on: item has 'new00'" in warning
+    assert "0 of 30 ids are the parent's: item has 'new00'" in warning
     # Integers from 0 are in every table.
     items = {"item": range(60)}
     assert check(users | items | {"session": range(100, 130)}, users | items | {"session": range(30)}) == []

@@ -235,7 +235,7 @@ def test_the_environment_says_what_is_shared_and_where(tmp_path, monkeypatch):
     monkeypatch.setenv("EVENKEEL_CACHE", str(tmp_path / "file"))
     assert shared_on_host("store", tmp_path, said.append) is None
     assert len(said) == 2
-    assert "is not this user's alone: remove it, or set EVENKEEL_CACHE to another folder" in said[0]
+    assert "prepared: remove it, or set EVENKEEL_CACHE to another folder" in said[0]
     monkeypatch.setenv("EVENKEEL_PREPARED_BYTES", "much")
     with pytest.raises(ValueError, match="EVENKEEL_PREPARED_BYTES is 'much': write a number of bytes"):
         shared_on_host("store", tmp_path, said.append)

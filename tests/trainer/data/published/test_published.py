@@ -185,7 +185,7 @@ def test_a_file_of_another_checksum_is_not_used(publisher, tmp_path):
 
 def test_a_publisher_that_does_not_give_it(publisher, tmp_path):
     publisher.files = {}
-    with pytest.raises(DataError, match=r"train\.txt: its publisher did not give it: .*404.*fetch it elsewhere"):
+    with pytest.raises(DataError, match=r"train\.txt: cannot be fetched: .*404.*fetch it elsewhere"):
         download.get("gowalla", tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
@@ -200,7 +200,7 @@ def test_a_publisher_that_does_not_give_it(publisher, tmp_path):
 )
 def test_a_file_of_another_form_is_told(name, files, publisher, tmp_path):
     publisher.files = FILES | files
-    with pytest.raises(DataError, match=r"is not of the form that is expected: .*has another version now"):
+    with pytest.raises(DataError, match=r"does not have the expected form: .*has another version now"):
         download.get(name, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 

@@ -60,7 +60,7 @@ def test_a_late_file_is_told_of_once_and_not_read(tmp_path, following, notes):
     put(tmp_path, "a.parquet")
     put(tmp_path, "c.parquet")
     assert names(folder, 1) == ["c.parquet"]
-    assert notes == ["not read, because it appeared after b.parquet was begun and sorts before it: a.parquet"]
+    assert notes == ["not read, because it sorts before b.parquet and appeared after the reading of that: a.parquet"]
     assert folder.lag(1) == Lag(0, 0.0, 1)
 
 
@@ -70,7 +70,7 @@ def test_a_late_file_can_be_refused(tmp_path, following):
     assert names(folder) == ["b.parquet"]
     put(tmp_path, "a.parquet")
     with pytest.raises(
-        DataError, match=r"a.parquet: appeared after b.parquet was begun.*dataset.follow.late to report"
+        DataError, match=r"a.parquet: appeared after the reading of b.parquet.*dataset.follow.late to report"
     ):
         folder.next(1)
 
@@ -93,7 +93,7 @@ def test_a_file_that_is_late_is_told_of_although_it_was_told_of_before_as_torn(
     put(tmp_path, "b.parquet", rows=1)
     put(tmp_path, "a.parquet")
     if late == "refuse":
-        with pytest.raises(DataError, match=r"a.parquet: appeared after b.parquet was begun"):
+        with pytest.raises(DataError, match=r"a.parquet: appeared after the reading of b.parquet"):
             folder.next(1)
     else:
         assert folder.next(1) is None
@@ -113,7 +113,7 @@ def test_a_file_without_its_end_is_waited_for_and_told_of_after_a_while(tmp_path
     monkeypatch.setattr(followed_folder, "UNREADABLE_SECONDS", 0.0)
     assert names(folder) == names(folder) == []
     (note,) = notes
-    assert note.startswith("a.parquet cannot be opened, and files behind it wait: ")
+    assert note.startswith("a.parquet cannot be opened, and the files after it wait: ")
     assert folder.lag(0).files == 2
     path.write_bytes(whole)
     assert names(folder) == ["a.parquet", "b.parquet"]
@@ -173,7 +173,7 @@ def test_files_that_change_or_go_after_they_were_read_are_told_of(tmp_path, foll
     (tmp_path / "b.parquet").unlink()
     assert names(folder, 3) == names(folder, 3) == []
     assert notes == [
-        "gone after it was read, or while it is: b.parquet",
+        "removed while or after it was read: b.parquet",
         "changed after its reading began, and is not read again: a.parquet",
     ]
     # One that comes back under its name has been read.
@@ -198,7 +198,7 @@ def test_what_is_taken_away_at_any_moment_is_not_there(tmp_path, following, note
 
     monkeypatch.setattr(os, "scandir", hasty)
     assert names(folder, 2) == []
-    assert notes == ["gone after it was read, or while it is: day=1/a.parquet"]
+    assert notes == ["removed while or after it was read: day=1/a.parquet"]
     last = put(logs, "day=3/a.parquet")
     monkeypatch.setattr(folder, "_is_whole", lambda *of: (is_whole(*of), last.unlink(missing_ok=True))[0])
     assert names(folder, 2) == names(folder, 2) == []
@@ -246,7 +246,7 @@ def test_what_cannot_be_followed_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     assert first_file(str(tmp_path / "empty"), Follow()) is None
     (tmp_path / "empty" / "_END").touch()
-    with pytest.raises(DataError, match="holds the marker of its end and no file"):
+    with pytest.raises(DataError, match="has the end marker but no file"):
         first_file(str(tmp_path / "empty"), Follow(until="_END"))
     table = tmp_path / "table"
     (table / "_delta_log").mkdir(parents=True)

@@ -315,7 +315,7 @@ def test_an_item_table_with_text_makes_the_items_of_the_rows_text(dataset_spec, 
     assert data.vocabulary("item").to_pylist() == ["7", "8"]
     assert data.catalogue is not None
     assert data.catalogue.ids.to_pylist() == ["7", "007", "8"]
-    assert "ids of item are text, since not all of its columns have integers alone" in said
+    assert "ids of item are text, since one of its columns has values that are no integers" in said
 
 
 def test_a_column_of_text_makes_the_table_that_it_shares_text(dataset_spec, job_spec, tmp_path):
@@ -325,7 +325,7 @@ def test_a_column_of_text_makes_the_table_that_it_shares_text(dataset_spec, job_
     data = prepare(dataset_spec(tmp_path / "rows.csv", features=features), job_spec(), tmp_path / "data")
     assert data.vocabulary("item").to_pylist() == ["0", "00", "01", "02", "03", "1", "2"]
     pq.write_table(table_of(rows), tmp_path / "rows.parquet")
-    with pytest.raises(DataError, match="column 'last': has an id that is no 64-bit integer: '00', as it is written"):
+    with pytest.raises(DataError, match="column 'last': has an id that is no 64-bit integer in its usual form: '00'"):
         prepare(dataset_spec(tmp_path / "rows.parquet", features=features), job_spec(), tmp_path / "data")
 
 
@@ -348,14 +348,14 @@ def test_a_warm_start_of_text_takes_integers_as_text(dataset_spec, job_spec, tmp
     data, said = refreshed(dataset_spec, job_spec, tmp_path, pa.array(["000DIV", "7"], pa.large_string()), "7", "9")
     assert data.vocabulary("item").to_pylist() == ["000DIV", "7", "9"]
     assert data.parent_rows("item").tolist() == [0, 1, 2, 3, -1]
-    assert "ids of item: integers are read as text, like those that the job goes on from" in said
+    assert "ids of item: integers are read as text, like those of the job in init_from" in said
 
 
 def test_a_warm_start_of_integers_goes_on_with_text(dataset_spec, job_spec, tmp_path):
     data, said = refreshed(dataset_spec, job_spec, tmp_path, pa.array([7, 8]), "7", "9", "000DIV", "0108775000")
     assert data.vocabulary("item").to_pylist() == ["7", "8", "000DIV", "0108775000", "9"]
     assert data.parent_rows("item").tolist() == [0, 1, 2, 3, -1, -1, -1]
-    assert "ids of item: the integers that this job goes on from are text now, as its rows have them" in said
+    assert "ids of item: integers of the job in init_from are text in the rows, and are read as text" in said
 
 
 @pytest.mark.parametrize(
@@ -408,6 +408,6 @@ def test_a_proposal_says_what_is_text(tmp_path):
     assert set(proposal.document["features"]) == {"user", "item", "count"}
     assert proposal.notes == (
         "'item' is text: not every value is written as an integer is, such as '00000'",
-        "left out: 'released', which holds times; as categories, each as it is written: released: {type: id}",
+        "left out: 'released', which holds times; to use each text as a category: released: {type: id}",
     )
     proposal.document["features"]["released"] = {"type": "id"}

@@ -108,10 +108,10 @@ def test_an_action_is_a_label_before_a_rating_and_negatives(tmp_path):
 @pytest.mark.parametrize(
     ("name", "values", "says"),
     [
-        ("click", [0, 1, None, 1], 'some rows have none, .* set filter: "click is not None"'),
+        ("click", [0, 1, None, 1], 'some rows lack a value, .* set filter: "click is not None"'),
         ("click", [0.0, 1.0, float("nan"), 1.0], 'set filter: "click is not None"'),
         ("bought", [0, 1, None, 1], 'set filter: "bought is not None"'),
-        ("click", [-1, 1, -1, 1], "a rule may make one of it: label: {rule: 'click >= 1'}"),
+        ("click", [-1, 1, -1, 1], "a rule may turn them into a label: label: {rule: 'click >= 1'}"),
         ("click", ["yes", "no", "yes", "no"], r"write it as 0 and 1, in pandas: .* == 'yes'\)"),
         ("click", ["N", "Y", "N", None], r"\(rows\['click'\] == 'Y'\)"),
         ("click", ["not", "clicked", "not", "not"], "== 'clicked'"),
@@ -121,7 +121,7 @@ def test_an_action_is_a_label_before_a_rating_and_negatives(tmp_path):
         ("click", [0, 100, 0, 100], "label: {rule: 'click >= 100'}"),
         ("click", [1, 5, 3, 4], "label: {rule: 'click >= 4'}"),
         ("click", [0, 5, 3, 4], "label: {rule: 'click > 0'}"),
-        (" click", [0, 1, None, 1], "a filter or a rule may help, once its name is 'click'"),
+        (" click", [0, 1, None, 1], "rename it to 'click' to use a filter or a rule"),
     ],
 )
 def test_a_label_that_is_none_is_no_feature_either(name, values, says, tmp_path):
@@ -138,7 +138,7 @@ def test_a_label_that_is_none_is_no_feature_either(name, values, says, tmp_path)
     [
         (["01/31/2026 08:30", "02/01/2026 09:00"], "write ISO 8601, with a zone in every value or in none"),
         (["2026-01-31T08:30:00", "2026-02-01T09:00:00Z"], "with a zone in every value or in none"),
-        ([1769848200, None], "some rows have none, .* fill it in"),
+        ([1769848200, None], "some rows lack a value, .* fill it in"),
     ],
     ids=["American", "some with a zone", "null"],
 )
@@ -238,7 +238,7 @@ def test_lists_of_numbers_of_one_length_are_proposed_as_vectors(tmp_path):
     expected = {"item": {"type": "id"}, "fixed": vector, "lists": vector, "tags": {"type": "id_list"}}
     assert proposal.document["features"] == expected
     (note,) = proposal.notes
-    assert note.endswith("column 'ragged': lists of numbers of different lengths: no vectors, which all have one")
+    assert note.endswith("column 'ragged': lists of numbers of different lengths, but vectors all have the same length")
     found = profile(parse_dataset(proposal.document))["features"]
     lengths = [np.linalg.norm(one) for one in numbers if one is not None]
     assert found["lists"] == {
@@ -347,4 +347,4 @@ def test_ratings_written_as_text_are_no_features(tmp_path):
     pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
     proposal = propose(tmp_path / "rows.parquet")
     assert set(proposal.document["features"]) == {"user", "item"}
-    assert "a rule reads them: label: {rule: 'rating >= 4'}" in proposal.notes[0]
+    assert "a rule can read it: label: {rule: 'rating >= 4'}" in proposal.notes[0]

@@ -115,7 +115,7 @@ def test_a_window_reads_its_days_alone(server, tmp_path):
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("key", "says"),
-    [("rows/nothing", "no such file"), ("nobucket/rows", "no such file|did not give"), ("rows/bad", "as Parquet")],
+    [("rows/nothing", "no such file"), ("nobucket/rows", "no such file|did not return"), ("rows/bad", "as Parquet")],
 )
 def test_what_is_wrong_is_told_with_the_object(server, tmp_path, key, says):
     if key == "rows/bad":

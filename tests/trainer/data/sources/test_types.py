@@ -229,7 +229,7 @@ def test_floats_that_may_each_be_several_ids_are_told(item, dataset_spec, tmp_pa
         profile(described(dataset_spec, path))
     proposal = propose(path)
     assert set(proposal.document["features"]) == {"user"}
-    assert "column 'item': integers as floats, which hold not every one" in proposal.notes[0]
+    assert "column 'item': integers as floats, too large to be exact" in proposal.notes[0]
     folder_of(tmp_path, pa.array([2.0**53 - 1, None, 5.0] * 3))
     assert profile(described(dataset_spec, path))["features"]["item"]["distinct"] == 2
     assert propose(path).notes == ()

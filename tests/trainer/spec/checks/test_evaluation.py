@@ -64,7 +64,7 @@ def test_some_metrics_are_available_for_every_model(kind):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"evaluation": {"metrics": ["auc", "recall_20_full"]}}, "dnn has no recall_20_full, it cannot rank"),
+        ({"evaluation": {"metrics": ["auc", "recall_20_full"]}}, "dnn has no recall_20_full, because it cannot rank"),
         ({"evaluation": {"metrics": ["accuracy"]}}, "evaluation.metrics.0: no such metric: use one of auc"),
         ({"evaluation": {"metrics": ["recall_3_full"]}}, "evaluation.metrics: dnn has no recall_3_full"),
         ({"model": {"kind": "bpr"}, "evaluation": {"metrics": ["ece"]}}, "bpr trained by bpr has no ece: use auc"),
@@ -77,7 +77,10 @@ def test_some_metrics_are_available_for_every_model(kind):
             {"model": {"kind": "bpr"}, "evaluation": {"training": True}},
             "evaluation.training: bpr trained by bpr has no label of its own for a training row",
         ),
-        ({"evaluation": {"metrics": ["auc", "gauc"], "training": True}}, "evaluation.training: gauc are of users"),
+        (
+            {"evaluation": {"metrics": ["auc", "gauc"], "training": True}},
+            "evaluation.training: metrics of users need held-out rows: gauc",
+        ),
         ({"model": {"kind": "dnn", "loss": "sampled_softmax"}}, "dnn has no sampled_softmax: use bce or mse or focal"),
         ({"model": {"kind": "dnn", "loss": "bpr"}}, "dnn has no bpr: use bce or mse or focal"),
         ({"model": {"kind": "mf", "loss": "focal"}}, "mf has no focal: use bce or mse"),
@@ -106,8 +109,8 @@ def test_some_metrics_are_available_for_every_model(kind):
             "sse.label: sampled_softmax has no class labels to flip",
         ),
         ({"model": {"kind": "sasrec"}, "evaluation": {"intervals": {"by": "user"}}}, "intervals.by: sasrec has one"),
-        ({"evaluation": {"split": {"kind": "column"}}}, "goes with the name of a column"),
-        ({"evaluation": {"split": {"column": "is_test"}}}, "goes with the name of a column"),
+        ({"evaluation": {"split": {"kind": "column"}}}, "kind: column needs the name of a column"),
+        ({"evaluation": {"split": {"column": "is_test"}}}, "kind: column needs the name of a column"),
         ({"evaluation": {"split": {"kind": "column", "column": "t", "test": 0.2}}}, "leave test out"),
         ({"evaluation": {"split": {"num_test": 2}}}, "num_test is read by kind: per_user_last"),
         (
@@ -142,7 +145,7 @@ MF = {"kind": "mf", "loss": "mse"}
         (
             {"model": {"kind": "dnn", "loss": "poisson"}},
             {},
-            "model.loss: poisson is of counts and durations: use label: {value: COLUMN}, or loss bce",
+            "model.loss: poisson needs counts or durations: use label: {value: COLUMN}, or loss bce",
         ),
         ({"model": {"kind": "dnn", "loss": "focal"}}, {"label": VALUE}, "model.loss: a real-valued label needs mse"),
         ({"model": {"kind": "bpr"}}, {"label": VALUE}, "bpr cannot learn a real-valued label"),

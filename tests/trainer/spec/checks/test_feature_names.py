@@ -27,14 +27,18 @@ def test_all_names_of_the_module_that_holds_tables_are_known():
 @pytest.mark.parametrize(
     ("features", "kind", "message"),
     [
-        ({"type": {}}, "dnn", "feature 'type': no table can be named 'type', .*another name and column: type"),
-        ({"items": {"column": "b"}}, "bpr", "feature 'items': no table can be named 'items', .* another name$"),
-        ({"half": {"type": "id_list"}, "b": {"shares": "half"}}, "dnn", "feature 'half': no table can be named 'half'"),
-        ({"item": {"shares": "keys"}, "keys": {}}, "sasrec", "feature 'keys': no table can be named 'keys'"),
+        ({"type": {}}, "dnn", "feature 'type': a table cannot have the name 'type', .*another name and column: type"),
+        ({"items": {"column": "b"}}, "bpr", "feature 'items': a table cannot have the name 'items', .* another name$"),
+        (
+            {"half": {"type": "id_list"}, "b": {"shares": "half"}},
+            "dnn",
+            "feature 'half': a table cannot have the name 'half'",
+        ),
+        ({"item": {"shares": "keys"}, "keys": {}}, "sasrec", "feature 'keys': a table cannot have the name 'keys'"),
         (
             {"item__negative": {"column": "b"}},
             "bpr",
-            "feature 'item__negative': the job takes it for negatives drawn for 'item'",
+            "feature 'item__negative': the job uses this name for negatives of 'item'",
         ),
     ],
 )
@@ -58,7 +62,7 @@ def test_names_that_only_others_would_take_are_not(features, kind):
 
 def test_a_feature_named_as_negatives_is_not_swapped_as_what_they_are_drawn_for():
     checked({"user__negative": {}}, model={"kind": "dnn"})
-    with pytest.raises(ValueError, match=r"'user__negative': the job takes it for negatives drawn for 'user'"):
+    with pytest.raises(ValueError, match=r"'user__negative': the job uses this name for negatives of 'user'"):
         checked({"user__negative": {}}, sse={"user": {"probability": 0.1}})
 
 

@@ -46,28 +46,31 @@ def test_a_dataset_without_one_is_dumped_as_before():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (items({"hour": {}}), "items.features.hour: there is a feature 'hour' of the rows: give one of them another"),
-        (items(on="asin"), "items.on: 'asin' is no column of the item: name it 'product' in both files"),
+        (items({"hour": {}}), "items.features.hour: the rows have a feature 'hour' too: give one of them another"),
+        (items(on="asin"), "items.on: 'asin' is not the column of 'item': name it 'product' in both files"),
         (items(uri="ftp://host/items.parquet"), "items.uri: ftp:// is not available yet"),
         (
             items({"kinds": {"join": {"uri": "a", "on": "item", "column": "b"}}}),
-            "items.features.kinds.join: a feature of items reads a column of their file: leave it out",
+            "items.features.kinds.join: an item feature is a column of the items' file: leave it out",
         ),
-        (items({"kinds": {"timestamp": "at"}}), "items.features.kinds.timestamp: a feature of items reads a column"),
+        (items({"kinds": {"timestamp": "at"}}), "items.features.kinds.timestamp: an item feature is a column"),
         (
             items({"kinds": {"type": "id_list", "weights": "w"}}),
-            "items.features.kinds.weights: a feature of items reads a column",
+            "items.features.kinds.weights: an item feature is a column",
         ),
-        (items({"kinds": {"missing": "error"}}), "items.features.kinds.missing: an item without the id is unknown"),
+        (
+            items({"kinds": {"missing": "error"}}),
+            "items.features.kinds.missing: an item without this id has the unknown id",
+        ),
         (items({"kinds": {"shares": "age"}}), "items.features.kinds.shares: no table 'age': name one of brand, hour,"),
         (items({"kinds": {"shares": "price"}}), "items.features.kinds.shares: no table 'price'"),
         ({"items": {"uri": "items.parquet", "features": {}}}, "items.features: Dictionary should have at least 1 item"),
         (items(colour="red"), "items.colour: no such field"),
         (
             {"features": {"user": {}, "item": {"type": "id_list"}}},
-            "items: it is of the feature 'item', of type id, that reads a column: describe item so",
+            "items: it needs a feature 'item' of type id that reads a column: define this feature",
         ),
-        ({"features": {"user": {}}}, "items: it is of the feature 'item'"),
+        ({"features": {"user": {}}}, "items: it needs a feature 'item'"),
     ],
 )
 def test_what_contradicts_the_dataset(changes, message):

@@ -28,7 +28,7 @@ def job_of(**changes: Any):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"label": {"column": "click"}}, "labels: there is a label beside them: leave one of the two out"),
+        ({"label": {"column": "click"}}, "labels: label is set too: leave one of the two out"),
         ({"labels": None}, "label: Field required: give label, or labels by name"),
         ({"labels": {}}, "label: Field required: give label, or labels by name"),
         ({"labels": {"a b": {"column": "click"}}}, "String should match pattern"),
@@ -39,15 +39,15 @@ def job_of(**changes: Any):
         ({"labels": {"click": {"column": "c", "loss": "bpr"}}}, "labels.click.loss: Input should be 'bce', 'mse'"),
         (
             {"labels": {"click": {"negatives": {"of": "item"}}}},
-            "labels.click.negatives: drawn negatives have no other labels: use label, not labels",
+            "labels.click.negatives: drawn negatives have only one label: use label, not labels",
         ),
         (
             {"labels": {"time": {"value": "time", "loss": "bce"}}},
-            "labels.time.loss: bce is of classes, and the label a value: use mse or poisson or exponential",
+            "labels.time.loss: bce needs classes, but the label is a value: use mse or poisson or exponential",
         ),
         (
             {"labels": {"click": {"column": "c", "loss": "poisson"}}},
-            "labels.click.loss: poisson is of counts and durations: give value: COLUMN, or use bce",
+            "labels.click.loss: poisson needs counts or durations: give value: COLUMN, or use bce",
         ),
         (
             {"labels": {"click": {"column": "c", "focal_gamma": 1.0}}},
@@ -87,11 +87,11 @@ def test_datasets_that_contradict_themselves(changes, message):
         ),
         (
             {"model": {"kind": "esmm", "tasks": {"buy": {"given": "click"}, "click": {"given": "buy"}}}}, {},
-            "model.tasks: given goes in a circle: buy, click: leave one of them out",
+            "model.tasks: given forms a cycle: buy, click: leave one of them out",
         ),
         (
             {"model": {"kind": "esmm", "tasks": {"buy": {"given": "buy"}}}}, {},
-            "model.tasks: given goes in a circle: buy: leave",
+            "model.tasks: given forms a cycle: buy: leave",
         ),
         (
             {"model": {"kind": "esmm", "tasks": {"count": {"given": "click"}}}},
@@ -142,17 +142,23 @@ def test_jobs_that_do_not_fit_the_labels(changes, dataset, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"kind": "esmm"}}, "model.tasks: esmm multiplies probabilities, and no label is given another"),
+        (
+            {"model": {"kind": "esmm"}},
+            "model.tasks: esmm multiplies conditional probabilities, but no label is conditional",
+        ),
         (
             {"model": {"kind": "mmoe", "loss": "mse"}},
             "model.loss: each label of mmoe has its own: set labels.NAME.loss instead",
         ),
         ({"model": {"kind": "mmoe", "hidden": []}}, "model.hidden: Tuple should have at least 1 item"),
         ({"model": {"kind": "dnn", "experts": 3}}, "model.experts: dnn has none: use mmoe, or leave it out"),
-        ({"evaluation": {"metrics": ["recall_20_full"]}}, "mmoe has no recall_20_full, it cannot rank all items"),
+        (
+            {"evaluation": {"metrics": ["recall_20_full"]}},
+            "mmoe has no recall_20_full, because it cannot rank all items",
+        ),
         (
             {"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 0, "explicit": "identity"}}},
-            "regularizers.dropout_method.explicit: mmoe's loss is of several outputs: use loss_jacobian",
+            "regularizers.dropout_method.explicit: the loss of mmoe depends on several outputs: use loss_jacobian",
         ),
         ({"publish": {"collection": "items", "feature": "item"}}, "the loss of mmoe does not determine its vectors"),
     ],
@@ -168,7 +174,7 @@ def test_a_label_named_twice_is_refused(tmp_path):
     path.write_text(
         "name: rows\nuri: rows.parquet\nfeatures: {user: {}}\nlabels:\n  buy: {column: a}\n  buy: {column: b}\n"
     )
-    with pytest.raises(SpecError, match="the key 'buy' is there twice: remove one"):
+    with pytest.raises(SpecError, match="the key 'buy' occurs twice: remove one"):
         load_documents(path)
 
 
@@ -201,7 +207,7 @@ def test_specs_of_one_label_are_dumped_as_before():
         ("auc/buy", CLICK_AND_BUY, None),
         ("logloss", None, None),
         ("ndcg_10", None, "ndcg_10 is not measured: use one of auc, logloss, or name ndcg_10 in evaluation.metrics"),
-        ("calibration", None, "calibration is a table, by which no epoch is better than another: use one of auc, log"),
+        ("calibration", None, "calibration is a table, which cannot compare epochs: use one of auc, log"),
         ("rmse/buy", CLICK_AND_BUY, "rmse/buy is not measured: use one of auc/click, logloss/click, auc/buy, logloss"),
         (
             "logloss_calibrated/click",
@@ -209,8 +215,12 @@ def test_specs_of_one_label_are_dumped_as_before():
             "logloss_calibrated/click is not measured: use one of auc/click, logloss/click, auc/buy, logloss/buy, or "
             "set output_calibration",
         ),
-        ("auc", CLICK_AND_BUY, "auc is of none of the labels click, buy: write METRIC/LABEL, such as auc/click"),
-        ("auc/by", CLICK_AND_BUY, "auc/by is of none of the labels click, buy: write METRIC/LABEL, such as auc/click"),
+        ("auc", CLICK_AND_BUY, "auc belongs to none of the labels click, buy: write METRIC/LABEL, such as auc/click"),
+        (
+            "auc/by",
+            CLICK_AND_BUY,
+            "auc/by belongs to none of the labels click, buy: write METRIC/LABEL, such as auc/click",
+        ),
         ("acu/buy", CLICK_AND_BUY, "no metric is called acu: use one of evaluation.metrics"),
         ("auc/click", None, "the dataset has one label, without a name such as click: write auc"),
     ],
@@ -237,10 +247,10 @@ def test_early_stopping_that_names_nothing_has_something_to_watch():
 @pytest.mark.parametrize(
     ("metric", "metrics", "message"),
     [
-        (None, None, "it is left out, and none of auc, rmse, logloss says anything where every row is a positive: name "
+        (None, None, "it is left out, and none of auc, rmse, logloss has a meaning if every row is a positive: name "
          "one of rankings, such as recall_20_full, in evaluation.metrics"),
         (None, ["auc", "recall_20_full"], "is a positive: use one of recall_20_full"),
-        ("logloss", ["logloss", "recall_20_full"], "logloss says nothing where every row is a positive: use one of"),
+        ("logloss", ["logloss", "recall_20_full"], "logloss has no meaning if every row is a positive: use one of"),
         ("recall_20_full", ["auc", "recall_20_full"], None),
     ],
 )  # fmt: skip
@@ -270,7 +280,7 @@ def test_a_label_has_no_frequency_buckets_where_tables_are_dynamic():
     """Rows of a dynamic table are no items of their own."""
     dataset = dataset_of(labels={"click": {"column": "click", "metrics": ["auc", "frequency_buckets"]}})
     job_of().against(dataset)
-    with pytest.raises(ValueError, match=r"labels.click.metrics: frequency_buckets is of items with rows of their own"):
+    with pytest.raises(ValueError, match=r"labels.click.metrics: frequency_buckets needs a row for each item"):
         job_of(tables={"item": {"capacity": 10}}).against(dataset)
 
 

@@ -133,7 +133,7 @@ def test_what_is_of_one_pass_alone_is_refused_elsewhere(field, changes):
 
 def test_versions_come_by_time_or_by_rows_and_markers_are_no_files_of_rows():
     publish = {"collection": "items", "feature": "item", "every_seconds": 9, "every_rows": 9}
-    with pytest.raises(SpecError, match=r"publish.every_rows: every_seconds says when to publish: give one of the two"):
+    with pytest.raises(SpecError, match=r"publish.every_rows: every_seconds is set too: give one of the two"):
         job_of(model={"kind": "two_tower", "embedding_dim": 4}, publish=publish)
     with pytest.raises(SpecError, match=r"dataset.follow.until"):
         job_of(dataset=FOLLOW | {"follow": {"until": "end.parquet"}}, evaluation=NO_SPLIT)

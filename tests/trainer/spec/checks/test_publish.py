@@ -40,7 +40,9 @@ def test_a_click_model_publishes_any_feature_of_ids(feature: str) -> None:
 
 @pytest.mark.parametrize("feature", ["title", "price"])
 def test_what_has_no_ids_is_not_published(feature: str) -> None:
-    with pytest.raises(InvalidFieldsError, match=f"publish.feature: '{feature}' has no ids .*: name one that has"):
+    with pytest.raises(
+        InvalidFieldsError, match=f"publish.feature: '{feature}' has no ids .*: name a feature that has ids"
+    ):
         job_of({"kind": "dcnv2", "init": HASH}, feature).against(DATASET)
 
 

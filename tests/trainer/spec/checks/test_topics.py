@@ -44,7 +44,7 @@ def test_a_topic_is_followed_and_may_have_bad_rows():
 @pytest.mark.parametrize(
     ("changes", "field", "remedy"),
     [
-        ({"uri": "kafka://one:9092"}, "uri", "write it so"),
+        ({"uri": "kafka://one:9092"}, "uri", "use this form"),
         ({"uri": "kafka://me:secret@one:9092/clicks"}, "uri", "without user name and password"),
         ({"uri": "rows"}, "messages", "leave it out, or set uri: kafka://"),
         ({"messages": None}, "messages", "give messages.columns"),
@@ -75,7 +75,7 @@ def test_a_topic_that_is_described_wrongly_is_refused(changes, field, remedy):
 )  # fmt: skip
 def test_what_is_of_folders_alone_or_of_topics_alone_is_refused(settings, is_topic, field):
     dataset = dataset_of() if is_topic else dataset_of(uri="rows", messages=None)
-    with pytest.raises(InvalidFieldsError, match=rf"dataset.follow.{field}: it is of .*leave it out"):
+    with pytest.raises(InvalidFieldsError, match=rf"dataset.follow.{field}: it is for a .*leave it out"):
         following(**settings).against(dataset)
 
 

@@ -11,6 +11,7 @@ from trainer.data.prepare.preparation import prepare
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.launch.worker import train_rank
+from trainer.spec import parse_job
 from trainer.spec.regularizers import EarlyStopping
 from trainer.training.regularizers.early_stopping import decide
 
@@ -52,6 +53,22 @@ def test_losses_are_better_when_they_fall():
     assert (found.metric, found.best_epoch, found.best, found.stop) == ("rmse", 2, 0.8, True)
     with pytest.raises(ValueError, match=r"validation has no ndcg_10 \(there are rmse\)"):
         decide(EarlyStopping(metric="ndcg_10"), values)
+
+
+def test_a_job_that_publishes_keeps_its_best_epoch_by_default():
+    def job(**changes: Any) -> Any:
+        document = {"name": "n", "dataset": {"name": "d"}, "model": {"kind": "bpr"}, "epochs": 5}
+        return parse_job(document | {"publish": {"collection": "items", "feature": "item"}} | changes)
+
+    assert job().early_stopping == EarlyStopping(patience=5)
+    last = {"keep": "last", "patience": 1000}
+    assert job(regularizers={"early_stopping": last}).early_stopping == EarlyStopping(**last)
+    for changes in ({"publish": None}, {"epochs": 1}, {"evaluation": {"split": {"validation": 0.0}}}):
+        assert job(**changes).early_stopping is None
+    kept = job().early_stopping
+    assert decide(kept, history([0.7, 0.8, 0.6, 0.5, 0.4])) == (2, 0.8, False, "auc")
+    assert decide(kept, history([0.1, 0.2, 0.15], "ndcg_10_full")) == (2, 0.2, False, "ndcg_10_full")
+    assert decide(kept, history([0.1, 0.2], "ece"))[0] == 0, "nothing that says which is better"
 
 
 # Rows that are learned by heart within an epoch or two.
@@ -124,6 +141,27 @@ def test_the_last_epoch_is_kept_where_that_is_asked_for_and_it_publishes(make_ru
     assert last.step == 25 * len(losses)
     assert last.extra["position"]["stopped"]
     assert small.events(run.directory, "publication")[0]["status"] == "published"
+
+
+@pytest.mark.slow
+def test_a_run_that_publishes_ends_with_its_best_epoch_and_goes_on_with_more(make_run, small):
+    """Without being asked for. Epochs that a later attempt adds are trained on from there."""
+    settings = {**HASTY, "model": {"kind": "two_tower", "embedding_dim": 8, "hidden": [16]}}
+    settings["publish"] = {"collection": "items", "feature": "item", "gate": {"mode": "report"}}
+    run = make_run("kept", **{**settings, "epochs": 5})
+    assert execute(run, start_ranks) == 0
+    found = [metric["auc"] for metric in small.metrics(run.directory, "validation")]
+    best = found.index(max(found)) + 1
+    assert len(found) == 5 > best, "the rows are learned by heart"
+    last = latest_valid(run.checkpoints)
+    assert (last.step, last.extra["position"]["stopped"]) == (25 * best, True)
+    assert small.events(run.directory, "publication")[0]["status"] == "published"
+
+    again = make_run("kept", **{**settings, "epochs": 6}, attempt=2)
+    assert execute(again, start_ranks) == 0
+    assert [metric["epoch"] for metric in small.metrics(run.directory, "validation")] == [
+        *range(1, 6), *range(best + 1, 7)
+    ]  # fmt: skip
 
 
 def test_a_figure_that_is_not_there_is_an_error():

@@ -442,13 +442,13 @@ def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
     [
         ({"regularizers": {"dropout_layers": "both"}}, "there is no dropout"),
         ({"regularizers": {"dropout_method": {"masks": 4}}}, "there is no dropout"),
-        ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 1, "noise": "exact"}}}, "all of its noise"),
+        ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 1, "noise": "exact"}}}, "already has all of"),
         ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2, "explicit": "identity"}}}, "effect already"),
-        ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 0}}}, "nothing left"),
-        ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2, "label_samples": 2}}}, "Hessian alone"),
+        ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 0}}}, "no dropout is left"),
+        ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2, "label_samples": 2}}}, "only output_hessian"),
         (
             {"regularizers": {"dropout": 0.1, "dropout_method": {**ALGORITHM_2, "sign_samples": 2}}},
-            "signs are drawn for the identity alone",
+            "only identity draws signs",
         ),
         ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2, "explicit_strength": 2}}}, "set explicit"),
         ({"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2, "noise_strength": 2}}}, "there is no noise"),
@@ -501,7 +501,7 @@ def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
         ),
         (
             {"regularizers": {"meda": True}, "optimizer": {"kind": "adam_ar", "decay": "by_epoch"}},
-            "no epoch is a second one",
+            "begins with the second epoch, which rows",
         ),
         ({"optimizer": {"kind": "adam", "decay": "by_epoch"}}, "optimizer.decay: adam has none"),
         ({"dense_optimizer": {"weight_decay": 0.1}, "model": {"kind": "bpr"}}, "use regularizers.l2"),

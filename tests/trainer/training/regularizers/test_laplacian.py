@@ -160,14 +160,14 @@ def test_two_ranks_draw_the_neighbours_that_one_draws(prepared, small, ranks, sh
 
 
 def test_what_has_no_meaning_is_refused(dataset, small):
-    with pytest.raises(SpecError, match="as of mf: not of dnn"):
+    with pytest.raises(SpecError, match="distances between rows of dnn"):
         job_of(small, model={"kind": "dnn"})
     with pytest.raises(SpecError, match="swap the neighbours"):
         job_of(small, sse={"user": {"probability": 0.1}})
     for laplacian, told in (
         ({"feature": "nobody", "graph": "friends"}, "no such feature 'nobody'"),
         ({"feature": "user", "graph": "foes"}, "has no 'foes'"),
-        ({"feature": "item", "graph": "friends"}, "is of table 'user', the feature reads table 'item'"),
+        ({"feature": "item", "graph": "friends"}, "belongs to table 'user', the feature reads table 'item'"),
     ):
         with pytest.raises(ValueError, match=told):
             job_of(small, regularizers={"laplacian": laplacian}).against(dataset)

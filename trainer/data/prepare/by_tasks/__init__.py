@@ -1,4 +1,4 @@
-"""Preparation by tasks on several hosts: parts of the rows, then tables, then the rows again; put together on one.
+"""Preparation by tasks on several hosts, whose results one host assembles. Without Ray.
 
-``assembly.prepare_by_tasks`` is the way in; what runs the tasks is the caller's (``tasks.TaskRunner``). Without Ray.
+Start reading at ``assembly.prepare_by_tasks``; the caller provides the ``tasks.TaskRunner``.
 """

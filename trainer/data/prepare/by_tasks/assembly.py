@@ -54,8 +54,8 @@ def assembled(
 ) -> Iterator[Assembly | None]:
     """Yield an assembly that prepares by tasks on ``hosts``; None if this process shall prepare everything.
 
-    That is so without other hosts, if the rows fit in one span, and if an example depends on more than its own row
-    (:attr:`DataPlan.needs_all_rows`).
+    This process prepares everything if there are no other hosts, if the rows fit in one span, or if an example depends
+    on other rows than its own (:attr:`DataPlan.needs_all_rows`).
     """
     if hosts is None:
         yield None

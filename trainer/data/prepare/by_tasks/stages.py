@@ -82,7 +82,7 @@ def split(desk: Desk, task: Task, out: Path) -> None:
     pieces: dict[int, int] = {}
     for examples in ExampleRows(plan, encoded, AllRows(first_row, limits, asked["names_validation"])).chunks():
         append_examples(plan, writers, examples, encoded, desk.workers)
-        # A sum of labels is one over pieces of all rows.
+        # Float labels are added up in pieces of all rows, not of the span: the sum's rounding must not depend on spans.
         begin = (first_row + int(examples.rows[0])) // CHUNK_ROWS
         trains = (examples.rows[examples.sides == TRAIN] + first_row) // CHUNK_ROWS
         for piece, count in enumerate(np.bincount(trains - begin).tolist(), begin):

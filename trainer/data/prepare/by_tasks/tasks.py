@@ -136,7 +136,7 @@ def _planned(dataset: str, job: str, files: str) -> DataPlan:
     plan = make_plan(parse_dataset(json.loads(dataset)), parse_job(json.loads(job)))
     if json.dumps(files_of(plan)) != files:
         raise DataError(
-            "this host sees other files than the host that has begun, by name, size or time of change",
+            "this host sees other files (name, size or modification time) than the host that began the preparation",
             where=plan.source.uri,
             remedy="let all hosts mount the same directory, or put the rows into object storage",
         )

@@ -42,7 +42,7 @@ class Reader(ABC):
     remedy: ClassVar[str]
     """Advice in the error for a file that cannot be read."""
     reads_fields: ClassVar[bool] = False
-    """True if :meth:`read_batches` accepts a column ``a.b``, and yields the struct ``a`` with its field ``b`` alone."""
+    """True if :meth:`read_batches` accepts a column ``a.b``, and yields the struct ``a`` with only its field ``b``."""
 
     def __init__(self, paths: Sequence[FilePath]):
         self.paths = tuple(paths)
@@ -181,7 +181,7 @@ class Reader(ABC):
             there = {name for name, _ in stored}
             lacking = {name: type_ for name, type_ in self.declared.items() if name not in there}
             schema = pa.schema([*stored, *lacking.items()])
-            # Of the thousands of files of a dataset most have the schema of the first.
+            # Most of a dataset's thousands of files have the schema of the first file.
             first = self._schemas.get(self.paths[0])
             schema = first if first is not None and first.equals(schema) else schema
             self._schemas[path] = schema
@@ -200,7 +200,7 @@ class Reader(ABC):
             DataError: the file cannot be read.
         """
         schema, nested, lacking = self.schema(path), self._field_paths[path], self._lacking[path]
-        # Rows are counted by a column that is there.
+        # With no column to read, the first one is read to count the rows.
         stored = [name for name in columns if name not in lacking] or schema.names[:1]
         read = list(dict.fromkeys(name if self.reads_fields else nested.get(name, (name,))[0] for name in stored))
         with self.reading(path):
@@ -295,8 +295,8 @@ def _needs_memory(path: FilePath, name: str, error: Exception) -> DataError:
     return DataMemoryError(
         f"there is not enough memory to read it as {name}: {str(error).splitlines()[0]}",
         where=str(path),
-        remedy="give the process more memory, or write the file in smaller row groups, stripes or batches; where the "
-        "size that is asked for is beyond any reason, the file is damaged",
+        remedy="give the process more memory, or write the file in smaller row groups, stripes or batches; if the "
+        "requested size is absurdly large, the file is damaged",
     )
 
 
@@ -321,7 +321,7 @@ def require_utf_8(text: bytes, path: FilePath) -> None:
     """Check that the first bytes of a file are not UTF-16 text, which Excel and Windows write.
 
     Raises:
-        DataError: the bytes are UTF-16, or no text.
+        DataError: the bytes are UTF-16, or not text.
     """
     if text.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in text[:4]:
         remedy = "write the file in UTF-8: iconv -f UTF-16 -t UTF-8 FILE"

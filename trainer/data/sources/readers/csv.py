@@ -47,7 +47,7 @@ class CsvReader(TextReader):
         super().__init__(paths)
         self._heads: dict[FilePath, Head] = {}
         self._plain: set[str] = set()
-        """Id columns with text, in some file, that no number could be read from."""
+        """Id columns with text, in some file, that cannot be read as a number."""
 
     def read_schema(self, path: FilePath) -> pa.Schema:
         """Return the columns of the header, with the types that Arrow finds in the first block of rows."""
@@ -86,7 +86,7 @@ class CsvReader(TextReader):
         for name, kind in types.items():
             if pa.types.is_binary(kind):
                 raise _not_utf8(path, name)
-        # Blank lines, or line breaks in quotes: an open quote would take the rows behind it for text.
+        # More lines than rows: there are blank lines, line breaks in quotes, or an open quote that swallowed rows.
         has_breaks = text.num_lines > rows + 1 + self._head(path).skipped_lines
         is_cut = any(field[1] is None for field in self._quoted(path).finditer(b"\n" + text.last_line, 1))
         if (has_breaks or is_cut) and (why := self._open_quote(path)):
@@ -112,7 +112,7 @@ class CsvReader(TextReader):
         """
         with contextlib.suppress(pa.ArrowException, OSError):
             why = self._open_quote(path) or why
-        # Arrow counts from 1, and the header.
+        # Arrow counts rows from 1, and counts the header as a row.
         return super().unreadable(path, _FAILED_ROW.sub(lambda row: f"row {int(row[1]) - 2}", why))
 
     def _head(self, path: FilePath) -> Head:
@@ -157,7 +157,7 @@ class CsvReader(TextReader):
             raise self.unreadable(path, f"row {first_row + pc.index(found, True).as_py()} repeats the line of names")
 
     def _quoted(self, path: FilePath) -> re.Pattern[bytes]:
-        """Return the pattern of quoted fields: group 1 is the closing quote, with any stray character behind it.
+        """Return the pattern of quoted fields: group 1 is the closing quote, with any stray character after it.
 
         A quote opens a quoted field only if it is the field's first character.
         """
@@ -181,7 +181,7 @@ class CsvReader(TextReader):
                     elif field[1] is None:
                         why = "is not closed"
                     elif len(field[1]) > 1 and (breaks := _num_lines(field[0])):
-                        why = f"closes {breaks} lines below, with text behind it: one of the two is no quote of a field"
+                        why = f"closes {breaks} lines below, with text after it: one of both is no quote of a field"
                     if why:
                         return f"the quote that opens in line {line + _num_lines(text[: field.start()])} {why}"
                 line += _num_lines(text[:kept])

@@ -37,7 +37,7 @@ class FeatherReader(ScannedReader):
             return
         with self._stream(path) as stream:
             for batch in stream:
-                # Offsets in a damaged file would be followed anywhere.
+                # In a damaged file, offsets may point outside the buffers.
                 batch.validate(full=True)
                 chosen = batch.select(columns)
                 for start in range(0, chosen.num_rows, chunk_rows):
@@ -57,11 +57,11 @@ class FeatherReader(ScannedReader):
         if head.startswith(_FILE):
             return False
         if head.startswith(_FEATHER_1):
-            raise self.unreadable(path, "it is Feather 1, which Arrow has given up")
-        # Arrow takes the end of the file for that of the stream: rows would be missing, and nobody told.
+            raise self.unreadable(path, "it is Feather 1, which Arrow no longer reads")
+        # Arrow takes the end of a truncated file for the end of the stream: rows would be missing, without an error.
         end = _CONTINUES + _STOPS if head.startswith(_CONTINUES) else _STOPS
         if not tail.endswith(end):
-            raise self.unreadable(path, "it is neither an Arrow file nor a stream with its end")
+            raise self.unreadable(path, "it is neither an Arrow file nor a complete Arrow stream")
         return True
 
     def _stream(self, path: FilePath) -> pa.ipc.RecordBatchStreamReader:

@@ -44,7 +44,7 @@ class JsonLinesReader(TextReader):
         return types
 
     def as_text(self, kind: pa.DataType) -> pa.DataType:
-        """Return text for what is quoted alone: a number is none."""
+        """Return the type unchanged unless it is null: only quoted values can be read as text, numbers cannot."""
         if pa.types.is_list(kind):
             return pa.list_(self.as_text(kind.value_type))
         return pa.string() if pa.types.is_null(kind) else kind
@@ -56,13 +56,13 @@ class JsonLinesReader(TextReader):
         if pa.types.is_struct(left) and pa.types.is_struct(right):
             return self._common_struct(left, right, name)
         common = super().common_type(left, right, name)
-        # A number is read as text beside other ids alone.
+        # Numbers are read as text only in columns of ids that also have text.
         quoted = all(pa.types.is_null(kind) or pa.types.is_string(kind) for kind in (left, right))
         is_mixed = name in self.mixed and are_mixed(left, right)
         return None if common == pa.string() and not quoted and not is_mixed else common
 
     def _common_struct(self, left: pa.DataType, right: pa.DataType, name: str) -> pa.DataType | None:
-        """Return the fields of both; one that an object lacks is null there."""
+        """Return a struct with the fields of both; a field that an object lacks is null."""
         fields: dict[str, pa.DataType] = {field.name: field.type for field in left}
         for field in right:
             common = self.common_type(fields.get(field.name, pa.null()), field.type, f"{name}.{field.name}")
@@ -77,12 +77,12 @@ class JsonLinesReader(TextReader):
             yield from table.combine_chunks().to_batches(chunk_rows)
 
     def _tables(self, path: FilePath, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
-        """Yield a table for each block; with a schema only its columns."""
+        """Yield a table for each block; with a schema, tables of only its columns."""
         first_row = 0
         for block in self._blocks(path):
-            # Arrow follows any depth with its stack, until the process dies.
+            # Arrow parses recursively: deep nesting would overflow the stack and kill the process.
             if depth_of(block) > MAX_DEPTH:
-                raise self.unreadable(path, f"lists or objects lie more than {MAX_DEPTH} deep in one another")
+                raise self.unreadable(path, f"lists or objects are nested more than {MAX_DEPTH} deep")
             self._require_utf_8(block, path, first_row)
             try:
                 table = _read_json(block, self._schema_of(block, schema))
@@ -92,7 +92,7 @@ class JsonLinesReader(TextReader):
             yield table
 
     def _require_utf_8(self, block: bytes, path: FilePath, first_row: int) -> None:
-        """Check what Arrow does not: bytes that are no text would be ids that nobody can write."""
+        """Check that the block is UTF-8, which Arrow does not check: nobody could write other ids as text."""
         try:
             block.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -100,7 +100,7 @@ class JsonLinesReader(TextReader):
             raise self.unreadable(path, f"row {row} is not UTF-8: iconv -f LATIN1 -t UTF-8 FILE") from None
 
     def _schema_of(self, block: bytes, schema: pa.Schema | None) -> pa.Schema | None:
-        """Return the types to read a block in: a column of text and integers is in each of what is there."""
+        """Return the types in which to read a block; a column of text and integers has the type that the block has."""
         if schema is None or not self.mixed:
             return schema
         there = _read_json(block, None).schema
@@ -139,7 +139,7 @@ class JsonLinesReader(TextReader):
 
 
 def _untimed(kind: pa.DataType) -> pa.DataType:
-    """Return text for what Arrow takes for times: JSON has none, and a time with a zone is not one without."""
+    """Return text in place of the timestamps that Arrow guesses: only text tells times with a zone from others."""
     if pa.types.is_list(kind):
         return pa.list_(_untimed(kind.value_type))
     if pa.types.is_struct(kind):
@@ -148,7 +148,7 @@ def _untimed(kind: pa.DataType) -> pa.DataType:
 
 
 def _read_json(block: bytes, schema: pa.Schema | None) -> pa.Table:
-    """Read lines with the columns of a schema alone; None: with all, in the types that their values show."""
+    """Read lines with only the columns of a schema; None: with all columns, in the types that Arrow finds."""
     read = pa.json.ReadOptions(use_threads=False, block_size=len(block))
     others = "infer" if schema is None else "ignore"
     parse = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)

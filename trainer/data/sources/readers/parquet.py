@@ -1,4 +1,4 @@
-"""Parquet: footers say schema, rows and the range of integers. Torch-free."""
+"""Parquet files, whose footers state the schema, the number of rows and the ranges of integers. Torch-free."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ParquetReader(Reader):
                 groups.pop()
             if not groups:
                 return
-            # Cut where read_batches cuts when it comes to ``first_row`` at the end of a batch.
+            # Cut batches at the same rows as read_batches, if one of its batches begins at ``first_row``.
             skip, left, rest = first_row - begin, stop_row - first_row, pa.table({})
             for batch in file.iter_batches(chunk_rows, row_groups=groups, columns=columns, use_threads=True):
                 taken = pa.Table.from_batches([batch.slice(min(skip, batch.num_rows), left)])
@@ -57,7 +57,7 @@ class ParquetReader(Reader):
         return int(pq.read_metadata(opened(path)).num_rows)
 
     def integer_span(self, column: str) -> int | None:
-        """Return max - min + 1 by the statistics of the row groups; None where one has none."""
+        """Return max - min + 1 by the statistics of the row groups; None if a row group has no statistics."""
         low: list[int] = []
         high: list[int] = []
         for path in self.paths:
@@ -75,9 +75,9 @@ class ParquetReader(Reader):
 
 
 def _file(path: FilePath) -> pq.ParquetFile:
-    """Open a file; what is buffered ahead is kept until it is closed: worth its memory where each read is a request.
+    """Open a file; in object storage with read-ahead, which saves requests but keeps its buffers until the file closes.
 
-    Times of 96 bits, as Spark wrote them, are read as microseconds: as nanoseconds those from 2262 on are others.
+    Times of 96 bits, which Spark writes, are read as microseconds: nanoseconds overflow from the year 2262 on.
     """
     return pq.ParquetFile(opened(path), pre_buffer=not isinstance(path, Path), coerce_int96_timestamp_unit="us")
 

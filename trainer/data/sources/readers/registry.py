@@ -40,5 +40,5 @@ def holds_rows(parts: Sequence[str]) -> bool:
 
 
 def is_hidden(parts: Sequence[str]) -> bool:
-    """Return True if a file below a dataset's directory is one that others leave beside rows, such as _SUCCESS."""
+    """Return True if a file below a dataset's directory holds no rows, by its name, such as _SUCCESS."""
     return any(part.startswith((".", "_")) for part in parts)

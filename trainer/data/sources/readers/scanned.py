@@ -14,18 +14,18 @@ from trainer.data.sources.readers.base import Reader
 
 
 class ScannedReader(Reader):
-    """Files with a schema and a number of rows in their footers."""
+    """Base class of readers of files that have a schema and a number of rows in their footers."""
 
     arrow_format: ClassVar[str]
-    """The class in pyarrow.dataset, which is imported for datasets in such formats alone."""
+    """Class in pyarrow.dataset; that module is only imported for datasets in such a format."""
 
     def read_schema(self, path: FilePath) -> pa.Schema:
         return self._fragment(path).physical_schema
 
     def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        # One batch ahead: memory follows the chunk, not the file.
+        # Read one batch ahead, so that memory grows with the chunk, not with the file.
         for batch in self._fragment(path).to_batches(columns=columns, batch_size=chunk_rows, batch_readahead=1):
-            # Offsets in a damaged file would be followed anywhere.
+            # In a damaged file, offsets may point outside the buffers.
             batch.validate(full=True)
             yield batch
 

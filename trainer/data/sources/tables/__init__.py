@@ -1,4 +1,5 @@
-"""Table formats: folders whose log, not their content, says which files hold rows. A module for each, and the registry.
+"""Table formats: folders in which a log, not the content, determines the files with rows.
 
-Without torch; the formats' own libraries are optional extras, imported for such a folder alone.
+Each format is a module; ``registry`` lists them. Without torch; the formats' own libraries are optional extras, only
+imported to read such a folder.
 """

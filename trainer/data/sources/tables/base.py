@@ -71,7 +71,7 @@ class TableFormat(ABC):
                 remedy="name the folder of the table itself: its log says which of its files hold rows",
             )
         if is_object(uri):
-            raise self.refused(uri, "a table of {name} is read from a folder of this machine alone", "copy it here")
+            raise self.refused(uri, "a table of {name} can only be read from a folder of this machine", "copy it here")
         try:
             importlib.import_module(self.module)
         except ImportError as error:
@@ -81,9 +81,9 @@ class TableFormat(ABC):
             found = self.open(uri, files)
         except DataError:
             raise
-        except Exception as error:  # Each library has errors of its own, many of them of no common class.
+        except Exception as error:  # Libraries raise errors of their own, many without a common base class.
             what = f"cannot be read as a table of {{name}}: {type(error).__name__}: {str(error).splitlines()[0]}"
-            raise self.refused(uri, what, "see that the table is whole") from error
+            raise self.refused(uri, what, "check that the table is complete") from error
         if not found.files:
             raise DataError(f"is a table of {self.name} without rows", where=uri, remedy="point at data with rows")
         return found
@@ -96,7 +96,9 @@ class TableFormat(ABC):
 
     def outside(self, uri: str, path: str) -> DataError:
         """Return the error for a file that the log names and the folder does not have."""
-        return self.refused(uri, f"its log names {path}, which is not in the folder", "see that the table is whole")
+        return self.refused(
+            uri, f"its log names {path}, which is not in the folder", "check that the table is complete"
+        )
 
     def library(self) -> Any:
         """Return the imported library; :meth:`snapshot` has checked that it is installed."""

@@ -1,4 +1,4 @@
-"""Delta Lake by the package deltalake: Parquet files, without those and the rows that the log removed. Torch-free."""
+"""Delta Lake by the package deltalake: Parquet files, without files and rows that the log removed. Torch-free."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class DeltaReader(ParquetReader):
 
     Args:
         paths: the files.
-        declared: the columns of the table; a file from before one was added has nulls there.
-        kept: by file which of its rows the table has, where it does not have all.
+        declared: the columns of the table; a file written before a column was added has nulls in it.
+        kept: for files with deleted rows, a mask of the rows that remain.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DeltaReader(ParquetReader):
     def read_batches_from(
         self, path: FilePath, columns: list[str], chunk_rows: int, first_row: int, stop_row: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        # Row groups are passed over by the rows that they hold, not by those that the table has.
+        # Row groups count deleted rows too, so they can only be skipped in files without deleted rows.
         of = ParquetReader if self.passes_over_rows(path) else Reader
         return of.read_batches_from(self, path, columns, chunk_rows, first_row, stop_row)
 

@@ -24,13 +24,13 @@ class IcebergReader(Reader):
 
     Args:
         paths: the files.
-        table: the table, of pyiceberg.
-        tasks: by file how pyiceberg scans it.
+        table: the table, as a pyiceberg object.
+        tasks: by file, pyiceberg's task of scanning it.
     """
 
     name = "Iceberg"
     suffixes = ()
-    remedy = "see that the table is whole, or write its rows as plain Parquet files"
+    remedy = "check that the table is complete, or write its rows as plain Parquet files"
 
     def __init__(self, paths: Sequence[FilePath], table: Any, tasks: Mapping[FilePath, Any]):
         super().__init__(paths)
@@ -77,7 +77,7 @@ class IcebergTable(TableFormat):
         if snapshot is None:
             return Snapshot("empty", (), lambda paths: IcebergReader(paths, table, {}))
         root = local_path(uri).absolute()
-        # What lies elsewhere is not opened: a table names its files by absolute paths, which anyone can write.
+        # Only files of the folder are opened: a table names its files by absolute paths, which anyone can write.
         self._parts(uri, root, snapshot.manifest_list, files)
         for manifest in snapshot.manifests(table.io):
             self._parts(uri, root, manifest.manifest_path, files)
@@ -95,7 +95,7 @@ class IcebergTable(TableFormat):
         return Snapshot(version, tuple(found), lambda paths: IcebergReader(paths, table, tasks))
 
     def _metadata(self, uri: str, files: Mapping[Parts, FilePath]) -> FilePath:
-        """Return the latest metadata file: that of the hint of tables without a catalog, else by its number."""
+        """Return the latest metadata file: as the hint file of tables without a catalog says, else by its number."""
         there = {parts[1]: path for parts, path in files.items() if self.root_of(parts) == ()}
         hint = files.get((_METADATA, "version-hint.text"))
         if isinstance(hint, Path) and (named := f"v{hint.read_text('utf-8').strip()}{_SUFFIX}") in there:
@@ -103,12 +103,12 @@ class IcebergTable(TableFormat):
         numbers = {name: int(match[1]) for name in there if (match := _VERSION.match(name))}
         latest = sorted(name for name in there if numbers.get(name) == max(numbers.values(), default=None))
         if len(latest) != 1:
-            what = f"is a table of {{name}} of which {' and '.join(latest) or 'no file'} may be the latest metadata"
+            what = f"is a table of {{name}}, and {' and '.join(latest) or 'no file'} may be its latest metadata"
             raise self.refused(uri, what, "remove what its catalog does not name")
         return there[latest[0]]
 
     def _parts(self, uri: str, root: Path, named: str, files: Mapping[Parts, FilePath]) -> Parts:
-        """Return the parts below the folder of a file that the metadata name."""
+        """Return the parts, below the folder, of the path of a file that the metadata name."""
         path = Path(
             unquote(named.removeprefix("file://")) if named.startswith("file://") else named.removeprefix("file:")
         )

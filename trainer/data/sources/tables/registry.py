@@ -1,4 +1,4 @@
-"""Table formats, and the one of a folder. Torch-free."""
+"""The table formats, and the detection of a folder's format. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TABLE_FORMATS: tuple[TableFormat, ...] = (DeltaTable(), IcebergTable())
 
 
 def snapshot_of(uri: str, files: Mapping[Parts, FilePath]) -> Snapshot | None:
-    """Return the latest version of the table that a folder is; None where it is a plain folder of files.
+    """Return the latest version of the table in a folder; None if it is a plain folder of files.
 
     Raises:
-        DataError: it is a table that cannot be read.
+        DataError: the table cannot be read.
     """
     for table in TABLE_FORMATS:
         for parts in sorted(files):

@@ -62,7 +62,7 @@ class FollowedTopic:
             self._replay()
 
     def pieces_until(self, number: int) -> list[Segment]:
-        """Return segment ``number``, the one before it, and the recorded segments behind it."""
+        """Return segment ``number``, the one before it, and the recorded segments after it."""
         with self._lock:
             self._taken = {one: segment for one, segment in self._taken.items() if one >= number - 1}
             self._journal.forget_before(number)
@@ -72,7 +72,7 @@ class FollowedTopic:
         """Return the segment of this number; None while no message has arrived for it, or the brokers do not answer.
 
         Raises:
-            DataError: unread messages are gone, or the brokers refuse this run or stay away.
+            DataError: unread messages are gone, or the brokers refuse this run or do not answer for too long.
         """
         with self._lock:
             if not self._is_replayed:
@@ -103,7 +103,7 @@ class FollowedTopic:
 
         ``messages_behind`` counts the messages after that segment, and ``seconds_behind`` is the age of the oldest.
         """
-        # The reader asks all the time, but for when it is ahead of the training.
+        # The reader asks the brokers often, but not while it is ahead of training: ask here then.
         if time.monotonic() - self._asked_at > self.follow.poll_seconds and self._asking.acquire(blocking=False):
             try:
                 self._ask()
@@ -134,12 +134,12 @@ class FollowedTopic:
             if segment is None or not segment.goes_on_from(self._last):
                 break
             self._keep(segment)
-        # What does not go on from there is of a place that was left: another host went on from its checkpoint.
+        # Later segments that do not follow these are outdated: another host has continued from a checkpoint.
         self._journal.forget_behind(-2 if self._last is None else self._last.number)
         self._is_replayed = True
 
     def _begin_at(self, ends: Mapping[int, Ends]) -> bool:
-        """Record the offsets at which reading begins; return False while the brokers do not tell them."""
+        """Record the offsets at which reading begins; return False while the brokers do not answer."""
         start, time_ = self.follow.start, self.follow.start_milliseconds
         offsets: Mapping[int, int] | None
         if time_ is not None:
@@ -205,5 +205,5 @@ def _another(uri: str, partition: int, what: str) -> DataError:
     return DataError(
         f"the topic is not the one that was read: {what}",
         where=f"{uri}, partition {partition}",
-        remedy="bring it back, or start a new job: a topic that was made anew has other messages at the same offsets",
+        remedy="bring it back, or start a new job: a topic created again has other messages at the same offsets",
     )

@@ -66,7 +66,7 @@ class MessageFormat(ABC):
         """
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        """Return the rows of messages. One without a value, a tombstone, has none."""
+        """Return the rows of messages; a message without a value, a tombstone, has no rows."""
         num_rows = np.zeros(len(values), dtype=np.int64)
         problems: dict[int, str] = {}
         tables = [self.schema.empty_table()]
@@ -79,7 +79,7 @@ class MessageFormat(ABC):
                 table.validate(full=True)
             except (UnreadableError, pa.ArrowException, OSError) as error:
                 if len(part) > 1:
-                    # All are read at once where none is bad; the bad ones are found by halves.
+                    # Messages are read all at once if none is bad; bad ones are found by bisection.
                     work += [part[len(part) // 2 :], part[: len(part) // 2]]
                 else:
                     problems[part[0][0]] = (str(error).splitlines() or [type(error).__name__])[0]
@@ -102,20 +102,20 @@ class JsonLines(MessageFormat):
         lines = [line for lines in lines_of for line in lines]
         if not all(lines_of):
             raise UnreadableError("it is empty")
-        # With these no object can go over the end of its line: two lines have no comma between them.
+        # This excludes objects that span several lines, because no comma joins two lines.
         if not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
             raise UnreadableError("a line is not one JSON object")
         block = b"\n".join(lines)
-        # Arrow follows any depth with its stack, until the process dies.
+        # Arrow parses recursively: deep nesting would overflow the stack and kill the process.
         if depth_of(block) > MAX_DEPTH:
-            raise UnreadableError(f"lists or objects lie more than {MAX_DEPTH} deep in one another")
+            raise UnreadableError(f"lists or objects are nested more than {MAX_DEPTH} deep")
         try:
             table = _read_json(block, self.schema)
         except pa.ArrowInvalid:
             times = [number for number, type_ in enumerate(self.schema.types) if pa.types.is_timestamp(type_)]
             if not times:
                 raise
-            # Arrow reads no nanoseconds as microseconds: as text they are cut, as in files.
+            # Arrow cannot read nanoseconds as microseconds: read them as text and truncate them, as in files.
             as_text = self.schema
             for number in times:
                 as_text = as_text.set(number, as_text.field(number).with_type(pa.string()))
@@ -146,11 +146,11 @@ class ArrowStream(MessageFormat):
         for value in values:
             with pa.ipc.open_stream(pa.py_buffer(value)) as stream:
                 table = stream.read_all()
-            # Bytes from elsewhere: offsets of a column may lead out of it.
+            # The bytes are untrusted: a column's offsets may point outside its buffers.
             table.validate(full=True)
             lacking = [name for name in self.schema.names if table.schema.names.count(name) != 1]
             if lacking:
-                raise UnreadableError(f"no column '{lacking[0]}', or several of that name")
+                raise UnreadableError(f"no column '{lacking[0]}', or several with that name")
             tables.append(table.select(self.schema.names).cast(self.schema))
         return pa.concat_tables(tables), [table.num_rows for table in tables]
 

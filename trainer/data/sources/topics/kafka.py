@@ -168,7 +168,7 @@ class KafkaTopic:
         settings: dict[str, Any] = {
             "bootstrap.servers": self.brokers,
             "client.id": "evenkeel",
-            "group.id": "evenkeel",  # The library asks for one.
+            "group.id": "evenkeel",  # required by the library
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
@@ -179,7 +179,7 @@ class KafkaTopic:
             "reconnect.backoff.max.ms": 2000,
             "security.protocol": messages.security.protocol,
             "error_cb": self._on_error,
-            "log_level": 0,  # The library's lines on stderr say the same for each connection that it tries.
+            "log_level": 0,  # the library would repeat the same lines on stderr for each connection that it tries
         }
         if messages.security.protocol.startswith("sasl"):
             settings["sasl.mechanism"] = messages.security.mechanism
@@ -195,7 +195,7 @@ class KafkaTopic:
             return self._library.Consumer(settings)
         except self._library.KafkaException as error:
             raise DataError(
-                f"cannot be spoken to so: {error.args[0].str()}", where=self.uri, remedy="correct messages.security"
+                f"no connection is possible: {error.args[0].str()}", where=self.uri, remedy="correct messages.security"
             ) from None
 
     def _on_error(self, error: Any) -> None:
@@ -242,7 +242,7 @@ class KafkaTopic:
             raise DataAwayError(
                 f"the brokers did not answer for {limit:g} seconds: {problem}",
                 where=self.uri,
-                remedy="it is tried again, from the checkpoint; see that they run, and that the topic is there",
+                remedy="the job is tried again from its checkpoint; check that the brokers run and the topic exists",
             )
         if not self._is_told and seconds > min(TELL_SECONDS, limit / 2):
             self._is_told = True
@@ -259,8 +259,8 @@ def gone(uri: str, partition: int, offset: int, why: str) -> DataError:
     return DataError(
         f"messages from offset {offset} on are gone before they were read: {why}",
         where=f"{uri}, partition {partition}",
-        remedy="start a new job, with dataset.follow.start where it shall begin and init_from: {job: ...} for what was "
-        "learned; let the topic keep its messages for longer (retention.ms, retention.bytes) than a job may be away",
+        remedy="start a new job, with dataset.follow.start for the messages and init_from: {job: ...} for the model; "
+        "let the topic keep its messages for longer (retention.ms, retention.bytes) than a job may be away",
     )
 
 

@@ -41,7 +41,7 @@ class Segment:
         return Segment(document["number"], ranges, tuple((one, offset) for one, offset in document["offsets"]))
 
     def goes_on_from(self, before: Segment) -> bool:
-        """Return True if it begins where ``before`` ends, in the partitions that it does not read too."""
+        """Return True if this segment begins where ``before`` ends, also in partitions that it does not read."""
         there, after = dict(before.offsets), dict(self.offsets)
         ends = {one.partition: one.end for one in self.ranges}
         return (
@@ -54,11 +54,11 @@ class Segment:
 class Journal:
     """File of the segments of a topic, to which each segment is written before it is read.
 
-    An attempt that is killed has trained on batches that no checkpoint has: the next one reads the same segments again,
-    so it takes the same steps. What a crash has torn off is not there.
+    An attempt that is killed may have trained on batches after its last checkpoint: the next attempt reads the same
+    segments again, so it takes the same steps. A line that a crash cut off is ignored.
 
     Args:
-        path: of the file; None: of nothing.
+        path: path of the file; None: nothing is recorded.
     """
 
     KEPT = 1000
@@ -100,7 +100,7 @@ class Journal:
         self._write([one for one in self.read().values() if one.number >= number - self.KEPT])
 
     def forget_behind(self, number: int) -> None:
-        """Remove the segments after ``number``, if there are any; their offsets will be chosen anew."""
+        """Remove the segments after ``number``, if there are any; their offsets will be chosen again."""
         known = self.read().values()
         kept = [one for one in known if one.number <= number]
         if len(kept) < len(known):

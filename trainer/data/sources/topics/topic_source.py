@@ -42,7 +42,7 @@ class DeclaredColumns(Reader):
         yield from ()
 
     def num_rows(self) -> int:
-        """Return 0: how many there will be is not known."""
+        """Return 0, because the number of messages to come is unknown."""
         return 0
 
     def declared_type(self, column: str, *, strict: bool = False) -> pa.DataType:
@@ -126,7 +126,7 @@ class SegmentRows:
         self._kafka = KafkaTopic(dataset.uri, dataset.messages, follow, note)
         self._format = format_of(dataset.messages)
         self._filter = None if dataset.filter is None else RowFilter(dataset.filter)
-        # What names the topic in messages, as a file does.
+        # Names the topic in error messages, in the place of a file.
         self._file = SourceFile(Path(self._kafka.topic))
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ def test_lines_of_a_text_are_no_rows(name, tmp_path):
     ("rows", "says"),
     [
         (['a,"b'], "the quote that opens in line 2 is not closed"),
-        (['a,"b', "c,d", 'e,"f"'], "the quote that opens in line 2 closes 2 lines below, with text behind it"),
+        (['a,"b', "c,d", 'e,"f"'], "the quote that opens in line 2 closes 2 lines below, with text after it"),
         (['a,"b\nc"', 'd,"e'], "the quote that opens in line 4 is not closed"),
         (['a,"' + "b\n" * BLOCK_BYTES], f"the quote that opens in line 2 is not closed within {BLOCK_BYTES} bytes"),
         (['a,5" pipe', 'b,"c'], "the quote that opens in line 3 is not closed"),

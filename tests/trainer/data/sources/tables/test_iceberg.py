@@ -129,7 +129,7 @@ def test_two_latest_versions_are_told_and_a_hint_decides(table):
     folder = folder_of(table) / "metadata"
     latest = max(folder.glob("*.metadata.json"))
     (folder / latest.name.replace("-", "-0", 1)).write_bytes(latest.read_bytes())
-    with pytest.raises(DataError, match=f"of which .*{latest.name}.* may be the latest .*remove what its catalog"):
+    with pytest.raises(DataError, match=f"and .*{latest.name}.* may be its latest .*remove what its catalog"):
         Source(str(folder.parent))
     (folder / "v1.metadata.json").write_bytes(latest.read_bytes())
     (folder / "version-hint.text").write_text("1\n")

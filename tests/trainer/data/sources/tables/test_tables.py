@@ -43,7 +43,7 @@ def test_a_table_further_down_is_named(table, tmp_path):
 @every_format
 def test_a_table_in_object_storage_is_refused(table):
     with pytest.raises(
-        DataError, match=f"s3://rows/clicks: a table of {table.name} is read from a folder of this machine"
+        DataError, match=f"s3://rows/clicks: a table of {table.name} can only be read from a folder of this machine"
     ):
         table.snapshot("s3://rows/clicks", (), {})
 
@@ -60,7 +60,9 @@ def test_the_log_is_among_the_files_that_a_registration_examines(table, tmp_path
 def test_a_damaged_log_is_told(table, tmp_path):
     pytest.importorskip(table.module, reason=f"{table.module.partition('.')[0]} is not installed")
     write_table(tmp_path, table)
-    with pytest.raises(DataError, match=f"cannot be read as a table of {table.name}: .*see that the table is whole"):
+    with pytest.raises(
+        DataError, match=f"cannot be read as a table of {table.name}: .*check that the table is complete"
+    ):
         Source(str(tmp_path))
 
 

@@ -235,7 +235,7 @@ def test_a_topic_that_cannot_be_opened_is_refused_by_name(own_broker, following,
         following(uri, messages=secret)
     broken = Messages(columns={"a": "int64"}, security={"protocol": "ssl", "ca": "EVENKEEL_KAFKA_CA"})
     monkeypatch.setenv("EVENKEEL_KAFKA_CA", "no certificate")
-    with pytest.raises(DataError, match=r"cannot be spoken to so: .*correct messages.security"):
+    with pytest.raises(DataError, match=r"no connection is possible: .*correct messages.security"):
         following(uri, messages=broken)
     monkeypatch.setitem(__import__("sys").modules, "confluent_kafka", None)
     with pytest.raises(DataError, match=r"is a topic of Kafka, and .*pip install 'evenkeel\[kafka\]'"):

@@ -1,0 +1,193 @@
+"""Recommenders on the public data sets that published tables use: our figures beside the published ones.
+
+``python -m benchmarks.published [--data ../shared/data] [--rows gowalla_bpr ...] [--seeds 1] [--full]``.
+All items of the catalogue are ranked for each user, and no metric is of sampled negatives. Sequences: each user's last
+item is the test item, and the item before it the validation item. gowalla: the file's own test rows. The epoch is
+chosen on validation rows alone. Prints one JSON line per training and, at the end, a Markdown table of means and sample
+standard deviations over seeds. The settings of each row are ROWS; ``--epochs`` bounds a quick look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.support.harness import cpu, mean_and_deviation, parse
+from trainer.launch.in_process import train
+from trainer.launch.on_host import leave
+from trainer.report_pages.section import table_of
+from trainer.runs.events import read_events
+from trainer.spec import parse_dataset, parse_job
+
+LAST_ITEMS = {"kind": "per_user_last"}
+ADAM = {"kind": "adam", "moments": "dense"}
+
+
+class Row(NamedTuple):
+    """Settings of one row of the table, and the published figures beside it."""
+
+    dataset: str
+    model: Mapping[str, Any]
+    learning_rate: float
+    batch_size: int
+    epochs: int
+    published: str
+    dropout: float = 0.0
+    patience: int = 10
+
+    @property
+    def is_sequence(self) -> bool:
+        return self.dataset != "gowalla"
+
+    @property
+    def metrics(self) -> tuple[str, str]:
+        """Names of recall and NDCG; of one test item for each user, recall is the hit rate."""
+        return ("hit_rate_10_full", "ndcg_10_full") if self.is_sequence else ("recall_20_full", "ndcg_20_full")
+
+    def dataset_document(self, data: Path) -> dict[str, Any]:
+        document = {
+            "name": self.dataset,
+            "uri": str(data.resolve() / f"{self.dataset}.parquet"),
+            "features": {"user": {"type": "id"}, "item": {"type": "id"}},
+        }
+        if not self.is_sequence:
+            return document | {"label": {"negatives": {"per_positive": 1, "of": "item"}}}
+        return document | {"label": {"positive": "every_row"}, "order": "pos"}
+
+    def job_document(self, seed: int, epochs: int | None = None, validation: float = 0.1) -> dict[str, Any]:
+        """Return the job; ``epochs``: train exactly so many epochs, instead of stopping by the validation rows."""
+        split = LAST_ITEMS if self.is_sequence else {"kind": "column", "column": "is_test", "validation": validation}
+        stopping = {"metric": self.metrics[1], "patience": self.patience} if epochs is None else None
+        return {
+            "name": self.dataset,
+            "dataset": {"name": self.dataset},
+            "model": dict(self.model),
+            "optimizer": ADAM | {"learning_rate": self.learning_rate},
+            "dense_optimizer": {"kind": "adam", "learning_rate": self.learning_rate},
+            "regularizers": {"dropout": self.dropout, "early_stopping": stopping},
+            "epochs": self.epochs if epochs is None else epochs,
+            "batch_size": self.batch_size,
+            "seed": seed,
+            "evaluation": {"split": split, "metrics": list(self.metrics)},
+        }
+
+
+def sequences(kind: str = "sasrec", **changes: Any) -> dict[str, Any]:
+    model = {"kind": kind, "embedding_dim": 64, "length": 50, "blocks": 2, "heads": 1, "loss": "softmax"}
+    return model | changes
+
+
+SHARED_SOFTMAX = {"loss": "sampled_softmax", "share_negatives": True, "normalize": True}
+ROWS = {
+    "ml1m_sasrec": Row(
+        "ml1m", sequences(length=200), 0.001, 128, 70, "SASRec, full softmax .3152/.1821; 3,000 negatives .3159/.1857",
+        dropout=0.2,
+    ),
+    "ml1m_hstu": Row(
+        "ml1m", sequences("hstu", length=200), 0.001, 128, 100, "HSTU, positions alone .3023/.1718", dropout=0.2,
+    ),
+    "amazon_sports_sasrec": Row(
+        "amazon_sports", sequences(normalize=True, temperature=0.07), 0.002, 512, 60,
+        "SASRec, sampled softmax .0569/.0314; HSTU .0437/.0243", dropout=0.5,
+    ),
+    "amazon_beauty_sasrec": Row(
+        "amazon_beauty", sequences(normalize=True, temperature=0.07), 0.002, 512, 60,
+        "SASRec, full softmax .0533/.0327", dropout=0.5,
+    ),
+    "gowalla_bpr": Row(
+        "gowalla", {"kind": "bpr", "embedding_dim": 64, **SHARED_SOFTMAX, "temperature": 0.12}, 0.005, 2048, 14,
+        "MF-BPR .1627/.1378; SimpleX .1872/.1557", patience=3,
+    ),
+    "gowalla_lightgcn": Row(
+        "gowalla", {"kind": "lightgcn", "embedding_dim": 64, **SHARED_SOFTMAX, "temperature": 0.12}, 0.005, 2048, 60,
+        "LightGCN .1820/.1547", patience=3,
+    ),
+}  # fmt: skip
+
+
+class Found(NamedTuple):
+    """Figures of one training: its best epoch by the validation rows, and the test metrics of that epoch."""
+
+    epoch: int
+    recall: float
+    ndcg: float
+    seconds: float
+
+
+def run(row: Row, data: Path, seed: int, most_epochs: int | None = None) -> Found:
+    """Train once, or twice where validation rows are taken from the training rows: then all of them are trained on.
+
+    Raises:
+        RuntimeError: a training failed.
+    """
+    document = row.job_document(seed)
+    if most_epochs is not None:
+        document["epochs"] = min(most_epochs, document["epochs"])
+    found = _train(row, data, document)
+    if row.is_sequence:
+        return found
+    again = _train(row, data, row.job_document(seed, found.epoch, validation=0.0))
+    return again._replace(seconds=found.seconds + again.seconds)
+
+
+def _train(row: Row, data: Path, document: Mapping[str, Any]) -> Found:
+    dataset = parse_dataset(row.dataset_document(data))
+    job = parse_job(document).against(dataset)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="evenkeel-published-") as scratch:
+        if train(dataset, job, run_dir=Path(scratch) / "run", store=f"{scratch}/store"):
+            raise RuntimeError(f"the training of {document['name']} failed")
+        told = [event.fields for event in read_events(Path(scratch) / "run")]
+    return Found(*best(row, told), round(time.perf_counter() - started, 1))
+
+
+def best(row: Row, events: Sequence[Mapping[str, Any]]) -> tuple[int, float, float]:
+    """Return the epoch with the best NDCG of the validation rows, and its test recall and NDCG.
+
+    Without validation rows it is the last epoch. ``events``: a run's events.
+    """
+    metrics = [event for event in events if event["type"] == "metric"]
+    test = {event["epoch"]: event for event in metrics if event["split"] == "test"}
+    watched = [event for event in metrics if event["split"] == "validation"]
+    recall, ndcg = row.metrics
+    epoch = max(watched, key=lambda event: event[ndcg])["epoch"] if watched else max(test)
+    return epoch, float(test[epoch][recall]), float(test[epoch][ndcg])
+
+
+def table(results: Mapping[str, Sequence[Found]]) -> str:
+    """Return means and sample standard deviations over seeds as Markdown."""
+    lines = []
+    for name, found in results.items():
+        figures = (mean_and_deviation(values) for values in ([f.recall for f in found], [f.ndcg for f in found]))
+        epochs = ", ".join(str(f.epoch) for f in found)
+        seconds = f"{sum(f.seconds for f in found) / len(found):.0f}"
+        lines.append((name, str(len(found)), *figures, epochs, seconds, ROWS[name].published))
+    return table_of(("row", "seeds", "recall", "NDCG", "epochs", "seconds", "published"), lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the data sets")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--epochs", type=int, default=1, help="most epochs of a training; --full: the row's own")
+    options = parse(parser, arguments, seeds=[0, 1, 2], epochs=None)
+    results: dict[str, list[Found]] = {}
+    for name in options.rows:
+        for seed in options.seeds:
+            found = run(ROWS[name], options.data, seed, options.epochs)
+            results.setdefault(name, []).append(found)
+            line = {"bench": "published", "row": name, "seed": seed, **found._asdict(), "cpu": cpu()}
+            print(json.dumps(line), flush=True)
+    print()
+    print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main())
