@@ -211,7 +211,9 @@ class RankingModel(nn.Module):
         """
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
-        """Return the axes of dense parameters whose positions are named by features, for warm starts to remap them.
+        """Return the axes of dense parameters along which each position belongs to features.
+
+        A warm start moves the parent's values to the positions of the same features in the job's model.
 
         ``numbers``: names of the numeric features, [num_dense].
         """

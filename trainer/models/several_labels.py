@@ -172,10 +172,15 @@ class PLE(SeveralLabelsModel):
     g_shared'. With one level it is the paper's CGC. Tang et al., Progressive Layered Extraction (PLE): A Novel
     Multi-Task Learning (MTL) Model for Personalized Recommendations, RecSys 2020.
 
-    Parameters, D_1 = F dim + n and D_l = hidden[-1] in later levels, T labels, e = ``label_experts``, s =
-    ``shared_experts``: dim for each id; for each level T e + s times the sum of (a + 1) b over neighbouring sizes of
-    [D_l, *hidden], T (e + s) D_l for gates and, but in the last, (T e + s) D_l; T times the sum over
-    [hidden[-1], *tower_hidden, 1].
+    Symbols: T labels, e = ``label_experts``, s = ``shared_experts``. D_l is the number of inputs of level l: F dim + n
+    for the first level, hidden[-1] for later ones. L(sizes), the parameters of an MLP with these layer sizes, is the
+    sum of (a + 1) b over neighbouring sizes a, b. Number of parameters:
+
+    - embeddings: dim for each id
+    - experts of level l: (T e + s) L([D_l, *hidden])
+    - gates of the labels in level l: T (e + s) D_l
+    - gate of the shared experts in level l, except in the last level: (T e + s) D_l
+    - towers: T L([hidden[-1], *tower_hidden, 1])
     """
 
     def __init__(self, embeddings: nn.Module, spec: PLESpec, inputs: ModelInputs):

@@ -149,7 +149,8 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
 def too_large(job: JobSpec, estimated: Estimate, machine_bytes: int | None) -> tuple[str, str] | None:
     """Return (problem with the arithmetic, remedy) if the estimated job does not fit into memory, else None.
 
-    If rows are only bounded, the result is None: the run itself counts them, and fails if they do not fit.
+    If the estimate has only upper bounds of the tables' rows, return None: the run counts the rows, and fails if they
+    do not fit.
     ``machine_bytes``: as in :func:`trainer.sizing.memory_limit.memory_problem`.
     """
     if not estimated.exact:

@@ -168,9 +168,7 @@ class Feature(Spec):
             if self.transform not in ("none", "normalize"):
                 raise ValueError(f"transform: {self.transform} is for single numbers: use none or normalize")
             if self.missing not in (None, "error"):
-                raise ValueError(
-                    f"missing: {self.missing} is for single values: a missing vector is zeros, or an error"
-                )
+                raise ValueError(f"missing: {self.missing} is for single numbers: leave it out for zeros, or use error")
             return
         if self.transform == "normalize":
             raise ValueError("transform: normalize is for vectors: use log1p, standardize or quantile")

@@ -196,8 +196,8 @@ class SSE(Spec):
 
     Equations 3 and 5 of the paper. In ``JobSpec.sse`` a feature's name stands for the input side (p_x): its ids are
     swapped wherever the model looks them up; ids of ``item`` also in the drawn negatives of bpr. With ``graph`` (a
-    graph of the dataset), neighbours are ``rho`` times as likely as other rows. With ``walk`` a swapped id becomes an
-    id that a walk from it visits.
+    graph of the dataset), a swapped id becomes each of its neighbours with ``rho`` times the probability of each other
+    id. With ``walk`` a swapped id becomes an id that a walk from it visits.
     With ``include_unknown`` the row that unknown ids share is swapped and drawn too, so that it learns.
     ``label`` stands for the output side (p_y): class labels flip (dnn, two_tower), or target items are swapped (bpr,
     for which ``label`` and ``item`` mean the same: set one of them).

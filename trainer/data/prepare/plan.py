@@ -215,7 +215,7 @@ class DataPlan:
         return tuple(one for one in found if one is not None)
 
     def value_file(self, name: str) -> str:
-        """Return the name of the file for the values of the column ``name`` of :attr:`values`."""
+        """Return the name of the file with the values of ``name``, a column that :attr:`values` lists."""
         return f"value-{[one.name for one in self.values].index(name)}"
 
     @property

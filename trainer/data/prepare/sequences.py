@@ -26,7 +26,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class SequenceRows:
-    """Collector of positives, chunk by chunk; holds three integers for each in memory while it sorts."""
+    """Collector of positive examples, chunk by chunk. Sorting needs memory for three integers per positive example."""
 
     def __init__(self, plan: DataPlan, encoded: Encoded):
         self._enabled = plan.is_sequence
