@@ -29,8 +29,8 @@ BAG_SHARDINGS: dict[str, type[Any]] = {
 class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     """The sharded bags of a model: KeyedJaggedTensor -> KeyedTensor.
 
-    The order of the KeyedTensor's blocks depends on the plan: read blocks by name. A feature that two tables have is
-    named ``feature@table``.
+    The order of the KeyedTensor's blocks depends on the plan: look a block up by its feature's name. A feature that two
+    tables have is named ``feature@table``.
     """
 
     _held_as = "embedding_bags"

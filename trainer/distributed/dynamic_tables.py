@@ -314,7 +314,7 @@ class DynamicRows:
 
 
 def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """Return the saved state of the map from ids to rows, arrays by name, for each of the dynamic ``tables``.
+    """Return {table: {name: array}}, the saved state of the map from ids to rows of each dynamic table.
 
     Tables that the checkpoint lacks are left out: they belong to features that a warm start adds.
 

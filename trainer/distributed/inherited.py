@@ -51,7 +51,7 @@ class InheritedCheckpoint(Checkpoint):
     Rows of new ids and tables of new features are missing from it.
 
     Attributes:
-        inheritance: the parts of the parent that the job takes over, by name.
+        inheritance: features and tables that the job continues from its parent.
         optimizer_notes: messages for the user about optimizers with other settings than the parent's.
     """
 

@@ -116,7 +116,7 @@ class ShardedModel(ShardedState):
     Attributes:
         parallel: TorchRec's DistributedModelParallel.
         module: the model itself, its embeddings replaced by :class:`embeddings.sharding.ShardedTables`.
-        tables: the table configs by name.
+        tables: the table configs, keyed by name.
     """
 
     def __init__(self, parallel: DistributedModelParallel, tables: Mapping[str, TableConfig], group: dist.ProcessGroup):

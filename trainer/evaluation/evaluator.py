@@ -304,7 +304,7 @@ class Evaluator:
         return Rankings(all_ranks.relevant_users, Ranking(all_ranks.ranks, users, all_ranks.num_relevant), alone)
 
     def _by_unit(self, sampled: Ranking | None, full: Ranking) -> dict[str, npt.NDArray[np.float64]]:
-        """Return by name the job's ranking metrics, with a value for each user or example, float64 [n]."""
+        """Return {name: values} of the job's ranking metrics: a value for each user or example, float64 [n]."""
         by_name = {}
         for name in self.metrics:
             parts = ranking_parts(name)

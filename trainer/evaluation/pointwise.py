@@ -28,12 +28,12 @@ Figures = dict[str, Any]
 
 
 def gathered(names: Sequence[str], rows: Rows) -> Figures:
-    """Return by name the metrics ``names``, computed from ``rows``, which are all ranks' rows."""
+    """Return {name: value} of the metrics ``names``, computed from ``rows``, which are all ranks' rows."""
     return {name: METRICS[name].of_rows(rows) for name in names}
 
 
 def intervals(metrics: Sequence[str], rows: Rows, asked: Intervals, seed: int) -> dict[str, tuple[float, float]]:
-    """Return by name (low, high), the bootstrap intervals of the metrics that have one; ``rows``: all ranks' rows."""
+    """Return {name: (low, high)}, bootstrap intervals of the metrics that have one; ``rows``: all ranks' rows."""
     if rows.any_nan:
         return {}
     resampled = {name: one for name in metrics if (one := METRICS[name].resampled(rows)) is not None}
@@ -66,7 +66,7 @@ def _units(users: npt.NDArray[np.int32]) -> Int64s:
 
 
 def streamed(names: Sequence[str], rows: Rows, group: dist.ProcessGroup | None) -> Figures:
-    """Return the metrics ``names`` over all ranks' rows, by name; ``rows`` are this rank's. Collective.
+    """Return {name: value} of the metrics ``names`` over all ranks' rows; ``rows`` are this rank's. Collective.
 
     The values are valid on rank 0 only. ``group``: None if there is only one rank.
     """

@@ -334,7 +334,7 @@ class Distance:
     """Distances between two trained models.
 
     ``epsilon`` and ``mean``: the largest and the mean absolute difference between the losses of an example. ``risk``:
-    the difference of the mean losses, at most ``mean``. ``parameters``: |a - b| / |a| by name.
+    the difference of the mean losses, at most ``mean``. ``parameters``: |a - b| / |a| of each, keyed by name.
     """
 
     epsilon: float
@@ -348,7 +348,7 @@ def distance(
 ) -> Distance:
     """Return the distances of models A(S) and A(S').
 
-    Losses are [n], of the same held-out examples; parameters are by name.
+    Losses are [n], of the same held-out examples; parameters are keyed by name.
     """
     apart = np.abs(losses.astype(np.float64) - other_losses)
     return Distance(

@@ -33,7 +33,7 @@ class Scorer(Protocol):
 
     @property
     def outputs(self) -> dict[str, pa.DataType]:
-        """Types of the columns that :meth:`score` returns, by name."""
+        """Types of the columns that :meth:`score` returns, keyed by column."""
         ...
 
     @property

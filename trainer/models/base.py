@@ -83,7 +83,7 @@ Axes = dict[str, dict[int, Axis]]
 
 
 class Blocks:
-    """Stand-in for a KeyedTensor with the methods that models call: blocks [b, columns] by name of the field."""
+    """Stand-in for a KeyedTensor with the methods that models call: field -> block [b, columns]."""
 
     def __init__(self, blocks: Mapping[str, Any]):
         self._blocks = dict(blocks)

@@ -96,7 +96,7 @@ def inherit(
 
 
 def _read_by(job: JobSpec, dataset: DatasetSpec) -> dict[str, Feature]:
-    """Return the features that the job's model reads, by name: features of ids, then numbers and vectors."""
+    """Return the features that the job's model reads, keyed by name: features of ids, then numbers and vectors."""
     found = read_features(dataset, job)
     model = job.model
     if model.reads_pairs or model.reads_sequences:
@@ -176,7 +176,7 @@ def _table_problems(job: JobSpec, found: Inheritance, stored: Mapping[str, Any])
 
 
 class _Matching:
-    """The features of a job and of its parent, matched by name."""
+    """Matching of a job's features with the parent's features of the same name, or of the name before renaming."""
 
     def __init__(self, job: JobSpec, dataset: DatasetSpec, parent: DatasetSpec, parent_dim: int) -> None:
         here, there = _read_by(job, dataset), _read_by(job, parent)
@@ -382,7 +382,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _in_words(name: str, feature: Feature, dataset: DatasetSpec, job: JobSpec) -> dict[str, Any]:
-    """Return the settings of a feature that change what a model learns from it, by name."""
+    """Return the settings of a feature that change what a model learns from it, keyed by name."""
     found: dict[str, Any] = {"type": feature.type, "part of": "items" if name not in dataset.features else "the rows"}
     if feature.is_list and not job.model.reads_sequences:
         found["pooling"] = feature.pooling

@@ -145,11 +145,11 @@ class InitFrom(Spec):
     starts from the newest held version whose run, rows and model were sound, so that its training is not lost; ``skip``
     starts from the served version. Default: ``go_on`` for a job that refreshes this very collection.
 
-    Features continue by name. ``renamed``: the new names of the parent's features, by their old ones. ``added``: with
-    ``zero`` the parent's predictions hold at step 0, even with features that it did not read; with ``fresh`` weights
-    of added features begin as in a new model. ``dropped``: features of the parent that the job does not read; a missing
-    feature that is not listed is refused. Names that the parent does not have are ignored, so that the same lines serve
-    the next refresh too.
+    A feature continues from the parent's feature of the same name. ``renamed``: a dict from old to new name of the
+    parent's features. ``added``: with ``zero`` the parent's predictions hold at step 0, even with features that it did
+    not read; with ``fresh`` weights of added features begin as in a new model. ``dropped``: features of the parent that
+    the job does not read; a missing feature that is not listed is refused. Names that the parent does not have are
+    ignored, so that the same lines serve the next refresh too.
     """
 
     collection: Name | None = None

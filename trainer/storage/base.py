@@ -1,4 +1,4 @@
-"""The interface of a run storage: complete files by name, and a put that never replaces; and checksums of files."""
+"""The interface of a run storage: complete files under names, a put that never replaces, and files' checksums."""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ ML1M = "ml1m"
 class Size(NamedTuple):
     """Trainings of a form of the recipe.
 
-    ``of``: by name, the data sets whose rows and a fifth of them are compared; the first has all methods.
+    ``of``: data sets, keyed by name, on which a training on all rows is compared with one on a fifth of the rows. The
+    first data set has all methods.
     ``fields``: fields of all jobs; ``of_strengths``: further ones, of the jobs that try strengths.
     """
 

@@ -222,7 +222,7 @@ def _hash_of(document: Any) -> str:
 
 
 def _bytes_of(rows: Path) -> Any:
-    """Return the sizes of the files by name, or None if there are none yet."""
+    """Return the files' sizes in bytes, keyed by name, or None if there are no files yet."""
     if rows.is_dir():
         return {str(path.relative_to(rows)): path.stat().st_size for path in sorted(rows.rglob("*.parquet"))}
     return rows.stat().st_size if rows.exists() else None

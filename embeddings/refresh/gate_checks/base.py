@@ -68,4 +68,4 @@ class GateCheck(ABC):
     @staticmethod
     @abstractmethod
     def measure(comparison: Comparison) -> dict[str, float]:
-        """Return metrics by name; NaN stands for one that cannot be measured, and fails its limit."""
+        """Return metrics, keyed by name; NaN stands for one that cannot be measured, and fails its limit."""

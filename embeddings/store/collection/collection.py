@@ -84,7 +84,7 @@ class Collection(CollectionWriter, CollectionViews):
         Raises:
             UnknownVersion: there is no such version.
             UnknownCollection: the collection has no version.
-            CorruptStore: a version given by name is damaged; or the current one and all served before it are.
+            CorruptStore: the version that the caller named is damaged; or the current one and all served before it are.
         """
         return self._reader.open(version)
 

@@ -87,7 +87,7 @@ class RowEncoder:
 
     Args:
         dataset: the dataset that the model was trained on.
-        features: the id features to encode, by name.
+        features: the id features to encode, keyed by name.
         numeric: numeric features with the statistics of training; features of the item table come last.
         vectors: the vectors that the model reads; vectors of the item table come last.
         vocabularies: by table, its raw ids, or uint64 hashes of string ids; entry i belongs to table row i + 2.

@@ -47,7 +47,7 @@ class Catalogue:
         rows: int32 [items], each item's row in its embedding table; the unknown id's row if it has none.
         features: by feature of the item table, table rows [items], or lists of them.
         numbers: float32 [items, numeric features of the item table].
-        vectors: by name float32 [items, dim], the vectors of the item table, zeros where it has none.
+        vectors: name -> float32 [items, dim], the vectors of the item table, zeros where it has none.
         num_in_table: number of items of the item table, which come first.
     """
 
