@@ -2,8 +2,8 @@
 
 Case ``arrow`` and ``json``: the published vectors (128 numbers each) through an identity view; the peer is the same
 lookup in the store itself, without HTTP. Case ``arrow rff computed``: random Fourier features of 64 numbers, computed
-for the request; the peer is case ``arrow``, which sends as many numbers, so that ``adds_ms`` is what computing costs.
-Answers are compared. Service and client each have a process: with one core they take turns.
+for the request; the peer is case ``arrow``, which sends equally many numbers, so that ``adds_ms`` is the cost of
+computing. Answers are compared. Service and client each have a process: with one core they take turns.
 """
 
 from __future__ import annotations

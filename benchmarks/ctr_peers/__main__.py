@@ -1,4 +1,4 @@
-"""Our DNN, DCNv2 and DeepFM beside DeepCTR-Torch's and beside TorchRec with fused rowwise Adagrad.
+"""Our DNN, DCNv2 and DeepFM compared with DeepCTR-Torch and with TorchRec's fused rowwise Adagrad.
 
 ``.venv/bin/pip install --no-deps deepctr-torch==0.3.0`` (extra ``bench``; left out, so is that peer), then
 ``python -m benchmarks.ctr_peers auc [--out lines.jsonl]`` and ``python -m benchmarks.ctr_peers speed``. Same rows,
@@ -9,7 +9,7 @@ rowwise Adagrad. The files of the peers (deepctr, torchrec) describe how each is
 ``auc``: each library's learning rate is chosen on the *validation* split with seed 0, by hill climbing on a grid of
 half decades from the middle until both neighbours are worse; then seeds 0 .. N-1, each at its own best validation
 epoch, and the test AUC of that epoch. Seeds have their own order and initial values, and one split. ``speed``: tables
-of 500,000 rows; examples a second while training, after a warm-up, of each library in processes of their own, in turns.
+of 500,000 rows; examples a second while training, after a warm-up, of the libraries in turns, each in its own process.
 One JSON line for each training, a table, and the goals as PASS or FAIL; exit code 1 if one fails.
 """
 

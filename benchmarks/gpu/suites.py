@@ -1,4 +1,4 @@
-"""Tests that need a GPU, run by `python -m benchmarks.gpu` in processes of their own, and the outcome of each."""
+"""Tests that need a GPU, each run by `python -m benchmarks.gpu` in its own process, and their outcomes."""
 
 from __future__ import annotations
 

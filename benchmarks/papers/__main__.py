@@ -1,4 +1,4 @@
-"""``python -m benchmarks.papers NAME``: a paper's tables, trained here, beside the published figures."""
+"""``python -m benchmarks.papers NAME``: a paper's tables, trained here, with the published figures next to ours."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Timing of ours and a peer: interleaved in one process, on the same fresh inputs, with the same threads.
 
 One JSON object per line: ``ours_ms`` and ``peer_ms`` are medians, ``ratio`` = ours / peer (below 1 is better), ``iqr``
-the interquartile range of each in milliseconds, ``best`` the fastest of each. If ``iqr`` is as large as the median,
+the interquartile ranges of both in milliseconds, ``best`` their fastest times. If ``iqr`` is as large as the median,
 other programs were using the machine, and only ``best`` is meaningful.
 """
 

@@ -136,7 +136,7 @@ class ItemTables:
         return self.folder / "runs" / name
 
     def _run(self, name: str, seed: int, init: str | None, rows: Path | None, changes: dict[str, Any]) -> Run:
-        # Each run has a collection of its own, since the caller decides what is published to shared ones.
+        # Each run has its own collection, since the caller decides what is published to shared ones.
         publish = self._publish() | {"collection": f"own-{_name(name)}"}
         document = self.job.model_dump(mode="json") | {"seed": seed, "name": name, "publish": publish} | changes
         dataset = self.dataset if rows is None else self.dataset.model_copy(update={"uri": str(rows)})

@@ -37,7 +37,7 @@ from trainer.storage.folders import Folders
 # Version 1 had neither columns nor attached files. It was never released, and is refused.
 FORMAT_VERSION = 2
 DENSE_FILE = "dense.safetensors"
-# A table is written in pieces of about this size, so that saving needs little memory beside the table itself.
+# A table is written in pieces of about this size, so that saving needs little memory besides the table itself.
 PIECE_BYTES = 256 * 2**20
 
 

@@ -57,7 +57,7 @@ def _statistics(resampled: dict[str, Resampled], times: Int64s) -> dict[str, flo
 
 
 def _units(users: npt.NDArray[np.int32]) -> Int64s:
-    """Return a number from 0 for each user; a row without one is a user of its own."""
+    """Return each row's user as a number from 0; rows without a user all have different numbers."""
     known = users >= 0
     units = np.empty(len(users), np.int64)
     _, units[known] = np.unique(users[known], return_inverse=True)

@@ -214,8 +214,8 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> Itera
                 "Complexity by norms: a bound on the empirical Rademacher complexity of an MLP over embeddings by the "
                 "Frobenius norms of its layers and tables (Li and Lyu, preliminaries), for `dnn` without numbers. It "
                 "is that of the logit; above 1 it says nothing about the gap, and serves only to compare jobs. "
-                "Massart: the complexity of as many functions as the parameters' bits can encode (section 5); above 1 "
-                "it says nothing either.",
+                "Massart: the complexity of the set of functions that the parameters' bits can encode (section 5); "
+                "above 1 it says nothing either.",
             ),
         )  # fmt: skip
 
@@ -334,7 +334,7 @@ class Distance:
     """Distances between two trained models.
 
     ``epsilon`` and ``mean``: the largest and the mean absolute difference between the losses of an example. ``risk``:
-    the difference of the mean losses, at most ``mean``. ``parameters``: |a - b| / |a| of each, keyed by name.
+    the difference of the mean losses, at most ``mean``. ``parameters``: |a - b| / |a| of each parameter.
     """
 
     epsilon: float

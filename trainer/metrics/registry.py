@@ -1,4 +1,4 @@
-"""Pointwise metrics by the name that jobs use; trainer.spec.evaluation.POINTWISE has the properties of each."""
+"""Pointwise metrics, keyed by the name that jobs use; trainer.spec.evaluation.POINTWISE has their properties."""
 
 from __future__ import annotations
 

@@ -129,17 +129,17 @@ def _remedy_of_layers(model: ModelSpec, name: str, there: tuple[int, ...]) -> st
     here = getattr(model, name)
     deeper, may_be = len(here) > len(there), name in model.fields_that(May.DEEPEN_ON_WARM_START)
     if len(here) < len(there) or any(new < old for new, old in zip(here, there, strict=False)):
-        return f"use as many layers of these sizes or larger ones{', or more' if may_be else ''}"
+        return f"use the parent's number of layers, of these sizes or larger ones{', or more' if may_be else ''}"
     if getattr(model, "residual", False):
         return "keep the sizes, since a shortcut adds units to units (residual)"
     if not deeper:
         return None
     if not may_be:
-        return "use as many layers: only after a ReLU can one be added without a change of scores"
+        return "use the parent's number of layers: only after a ReLU can one be added without a change of scores"
     if not there:
         return "keep it without layers: a first layer would change the scores"
     if getattr(model, "batch_norm", False):
-        return "use as many layers: an added one would normalise its inputs (batch_norm)"
+        return "use the parent's number of layers: an added one would normalise its inputs (batch_norm)"
     if min(here[len(there) :]) < there[-1]:
         return f"give each layer after the parent's at least as many units as its last, {there[-1]}"
     return None

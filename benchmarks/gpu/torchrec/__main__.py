@@ -1,4 +1,4 @@
-"""Our tables under TorchRec's DistributedModelParallel and its pipeline on one GPU, beside TorchRec's own.
+"""Our tables under TorchRec's DistributedModelParallel and its pipeline on one GPU, compared with TorchRec's.
 
 `python -m benchmarks.gpu.torchrec --device cuda --out FILE`. Needs only torch, torchrec, fbgemm_gpu, triton and numpy:
 it has its own copy of the few lines of :mod:`trainer` that wrap a model. FILE is written after each check, with the

@@ -138,7 +138,7 @@ def _strengths(size: Size, of: DatasetSpec, seed: int) -> Iterator[Trial]:
             size, STRENGTHS, "dnn", PLAIN, of, seed, _regularizers({}, rate), size.of_strengths, f"rate {rate:g}"
         )
     for strength in size.l2:
-        # s |theta|^2: of the rows of a sample in its loss, of dense weights as 2 s theta beside the gradient.
+        # s |theta|^2: rows of a sample add it to the loss, dense weights add 2 s theta to the gradient.
         dense = size.fields["dense_optimizer"] | {"weight_decay": 2.0 * strength}
         fields = size.of_strengths | {"dense_optimizer": dense}
         yield _trial(size, STRENGTHS, "dnn", L2, of, seed, {"l2": strength}, fields, f"{strength:g}")
@@ -243,5 +243,5 @@ layer, or what stands for it with the coefficients of the equations, none tuned 
 ratings of 4 and above, a random tenth tests and one validates. `fifth` trains on a random fifth of the other rows, for
 four epochs too, and holds out the same rows. `strengths` trains on that of epinions: lambda_1 is one of five multiples
 of q / (1 - q), taken by the validation logloss of the best epoch, and so is the rate of dropout, and the strength of
-l2, which is of rows and of dense weights. The paper trains language models, whose perplexities stand beside for the
-order of methods."""
+l2, which is of rows and of dense weights. The paper trains language models, whose perplexities are listed only to
+compare the order of the methods."""

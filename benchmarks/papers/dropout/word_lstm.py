@@ -88,7 +88,7 @@ class Streams(NamedTuple):
 def train(settings: LstmSettings, path: Path, seed: int) -> Iterator[dict[str, Any]]:
     """Train on the file of the Brown corpus; yield perplexities of each epoch and split, without dropout.
 
-    That of the training split is of as many words as validation has.
+    The perplexity of the training split is over its first words, as many as the validation split has.
     """
     corpus = brown(path, settings.num_training, settings.num_held_out)
     rows = vocabulary(corpus.training, settings.num_words)

@@ -29,7 +29,7 @@ from trainer.search.records import facts
 VARIANCES = (0.2, 0.4, 0.6, 0.8, 1.0)
 """The values of sigma_Q^2 in figure A.4, and 1, the standard Gaussian of table 1."""
 EXPONENTIAL_RUNS = 3
-"""Only so many runs, since a regression with one feature per item takes a hundred times as long as one on h."""
+"""Limit of runs, as a regression with one feature per item takes a hundred times as long as one on h."""
 PRODUCTS = "<h, h'>"
 Runs = dict[int, dict[str, Array]]
 """The kept arrays of each run, by seed."""
@@ -95,7 +95,7 @@ def class_table(
         (
             f"{len(labels)} items, {task.num_held_out} of them held out; the most frequent class is right on "
             f"{100 * task.majority:.2f} %. In per cent, mean and standard deviation over runs.",
-            "exp<h, h>: the exponential vector of section 4.3, as many numbers as there are items; of "
+            "exp<h, h>: the exponential vector of section 4.3, with one number for each item; from "
             f"{EXPONENTIAL_RUNS} runs at most.",
             "The last but one is no part of the paper's table: a consumer that was fitted on the first run and reads "
             "the vectors of the others, as a downstream model does between its own retrains. Features are standardised "

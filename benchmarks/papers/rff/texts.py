@@ -57,7 +57,7 @@ def trials(data: Path, seeds: int, size: Size) -> list[TextTrial]:
 
     Args:
         data: The folder of ``ml1m_movies.parquet`` and ``movie_reviews.parquet``.
-        seeds: Number of runs of each.
+        seeds: Number of runs of each training.
         size: FULL or QUICK.
 
     Returns:
