@@ -1,7 +1,7 @@
 """Recommenders on the public data sets that published tables use: our figures compared with the published ones.
 
 ``python -m benchmarks.published [--data ../shared/data] [--rows gowalla_bpr ...] [--seeds 1] [--full]``.
-All items of the catalogue are ranked for each user, and no metric is of sampled negatives. Sequences: each user's last
+All items of the catalogue are ranked for each user, and no metric uses sampled negatives. Sequences: each user's last
 item is the test item, and the item before it the validation item. gowalla: the file's own test rows. The epoch is
 chosen on validation rows alone. Prints one JSON line per training and, at the end, a Markdown table of means and sample
 standard deviations over seeds. The settings of each row are ROWS; ``--epochs`` bounds a quick look.

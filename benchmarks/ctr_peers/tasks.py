@@ -32,7 +32,7 @@ NO_SPLIT = {"split": {"kind": "random", "validation": 0.0, "test": 0.0}}
 
 @dataclass(frozen=True)
 class Task:
-    """Rows and the protocol on them. ``hidden``: layers of the tower."""
+    """Rows, and how models are trained and evaluated on them. ``hidden``: layers of the tower."""
 
     name: str
     dataset: DatasetSpec

@@ -64,7 +64,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     def _create_output_dist(self) -> None:
         super()._create_output_dist()
         if len(self._output_dists) == 1 and isinstance(way := self._output_dists[0], PooledDist):
-            # The exchange joins blocks anyway; in the model's order, they need not be reordered later.
+            # The exchange joins blocks anyway; here in the model's order, which saves reordering them later.
             way.sort(self._uncombined_embedding_names, self._block_names)
             dims = dict(zip(self._embedding_names, self._embedding_dims, strict=True))
             self._embedding_names = [name for name in self._block_names if name in dims]

@@ -5,8 +5,8 @@ is never drawn on a hit. Rows below ``first_live_row`` (padding, unknown) are ne
 ``include_unknown`` the row before the live ones, that of unknown ids, is one of the N.
 
 SSE-Graph (equation 3): on a hit, row j with d neighbours becomes one of them with probability rho d / Z and one of the
-others with (N - 1 - d) / Z, Z = rho d + N - 1 - d. Draws within both are uniform: each
-neighbour has rho times the probability of each other row.
+others with (N - 1 - d) / Z, Z = rho d + N - 1 - d. Draws within both are uniform: each neighbour
+has rho times the probability of each other row.
 
 A walk with restart (section 3.1): a random walk over neighbours returns to j with probability c before each step. On a
 hit, row j becomes row k != j with a probability proportional to that of finding the walk at k. To draw it, a walk stops

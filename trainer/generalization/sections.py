@@ -243,8 +243,8 @@ def _linear_bounds(measured: Mapping[str, Record]) -> Iterator[Section]:
              "bound", ""),
             tuple(lines),
             (
-                "mu and nu: means over all training rows of the length of the gradient of the cross-entropy by the "
-                "logits of two classes, and of the trace of its Hessian. The bound is on the loss of new rows, "
+                "mu and nu are means over all training rows of derivatives of the cross-entropy by the logits of two "
+                "classes: of the gradient's length, and of the Hessian's trace. The bound is on the loss of new rows, "
                 f"truncated at {TRUNCATION:g}, with probability {1 - DELTA:g}: 1.01 times the training loss, truncated "
                 f"too, and the four terms. Vacuous: {COIN:.3f} or more, the loss of a fair coin.",
                 "The theorem holds for linear models and has a universal constant that the paper does not give: 1 is "

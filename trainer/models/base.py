@@ -252,7 +252,7 @@ def columns_of(features: Iterable[str], count: int) -> list[Position]:
 
 
 def pairs_of(features: Sequence[str]) -> list[Position]:
-    """Return the names of positions of products of all pairs of features, in the order of torch.triu_indices."""
+    """Return the positions' names for the products of all pairs of features, in the order of torch.triu_indices."""
     return [((min(pair), max(pair)), 0) for pair in itertools.combinations(features, 2)]
 
 

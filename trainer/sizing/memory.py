@@ -225,7 +225,7 @@ def rank_memory(
 
     exchange = 0
     if workers > 1 and not on_gpu:
-        # The largest exchange is of the outputs of all features, or all rows of sequences, or dense gradients.
+        # The largest exchange sends the outputs of all features, or all rows of sequences, or dense gradients.
         outputs = at_once * max(num_ids, num_features) * columns
         exchange = int(SEGMENTS * (max(int(outputs), size.parameters) * FLOAT_BYTES))
     graphs, placed = graphs or {}, None

@@ -239,9 +239,9 @@ _TITLE = "Dropout taken apart: DROPOUT_k, noise added back, explicit regularizer
 _SOURCE = "Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of Dropout (2020), tables 1 to 3"
 _PROTOCOL = """\
 A CTR tower (dimension 16, 128-64) trained by Adam with rate .001; dropout .4 on looked-up rows and after each hidden
-layer, or what stands for it with the coefficients of the equations, none tuned but in `strengths`. epinions and ml1m,
-ratings of 4 and above, a random tenth tests and one validates. `fifth` trains on a random fifth of the other rows, for
-four epochs too, and holds out the same rows. `strengths` trains on that of epinions: lambda_1 is one of five multiples
-of q / (1 - q), taken by the validation logloss of the best epoch, and so is the rate of dropout, and the strength of
-l2, which is of rows and of dense weights. The paper trains language models, whose perplexities are listed only to
-compare the order of the methods."""
+layer, or the regularizer in its place with the coefficients of the equations, which only `strengths` tunes. epinions
+and ml1m, ratings of 4 and above, a random tenth tests and another validates. `fifth` trains on a random fifth of the other rows, for
+four epochs too, and holds out the same rows. `strengths` trains on the fifth of epinions: lambda_1 is one of five
+multiples of q / (1 - q), chosen by the validation logloss of the best epoch. The rate of dropout and the strength of
+l2, on rows and dense weights, are chosen in the same way. The paper trains language models, whose
+perplexities are listed only to compare the order of the methods."""

@@ -27,8 +27,9 @@ State = tuple[Tensor, Tensor]
 class LstmSettings:
     """Data, model and training of a trial.
 
-    ``method``: fields of :class:`trainer.spec.regularizers.DropoutMethod`; None: no dropout. ``l2``: s, of s |theta|^2
-    of all parameters in the loss. ``adaptive``: where the clusters of an adaptive softmax begin; none: a full softmax.
+    ``method``: fields of :class:`trainer.spec.regularizers.DropoutMethod`; None: no dropout. ``l2``: s in the loss's
+    term s |theta|^2 over all parameters. ``adaptive``: first words of an adaptive softmax's clusters; (): a full
+    softmax.
     """
 
     num_training: int = 4

@@ -161,8 +161,8 @@ def growth(
             ("epoch", *shares),
             tuple(lines),
             (
-                "All but the first figure are of unit vectors, as a share of the mean square: 1 is what every run "
-                "draws anew, 0 what is the same in each.",
+                "All figures but the first are computed on unit vectors, as a share of the mean square. 1: every run "
+                "has other values; 0: all runs have the same.",
             ),
             panels,
         )

@@ -204,8 +204,8 @@ def sections(records: Mapping[str, Sequence[dict[str, Any]]]) -> list[Section]:
         "rows", "Figure 3: where the rows of items lie",
         ("", "1st component", "2nd", "3rd", "within half the radius"), tuple(lines),
         (
-            "Share of the variance of the rows of items that were trained on; share of them within half the root mean "
-            "square distance of the nearer of two centres.",
+            "Over the rows of trained items: each component's share of the variance; share of rows that are nearer to "
+            "one of two centres than half the root mean square distance.",
             said,
         ),
         (Panel("rows of items", "distance to the nearer centre / radius", "share of rows", curves),),

@@ -9,7 +9,7 @@ from deploy.site.plots.figure import INK
 from deploy.site.plots.tables import Measured
 
 BAR = 0.8
-"""Share of the height of a row of the chart that its bars fill."""
+"""Share of a chart row's height that its bars fill."""
 
 
 CARD = {"facecolor": "#ffffff", "edgecolor": "none", "pad": 0.4}

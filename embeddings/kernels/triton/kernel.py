@@ -258,7 +258,7 @@ class TritonKernel:
         self._last_sorted = None
 
     def squared_norm(self, records: Sequence[Record]) -> float:
-        """Return the sum over touched rows of the square of the norm of the summed gradient."""
+        """Return the squared norms of the summed gradients, added up over the touched rows."""
         self.check()
         with self._on_device():
             return float(self._apply(self._sorted_once(records), rules.NORM, 0, None, 1.0))

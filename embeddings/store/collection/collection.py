@@ -79,7 +79,7 @@ class Collection(CollectionWriter, CollectionViews):
         """Return a reader of a version, or of the current version.
 
         Files are checked against the manifest's sha256 once per process. If the current version is damaged, the reader
-        is of the version served before it: ``reader.version`` names it, and ``damaged`` reports the damage.
+        reads the version served before it: ``reader.version`` names it, and ``damaged`` reports the damage.
 
         Raises:
             UnknownVersion: there is no such version.

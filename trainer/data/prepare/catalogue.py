@@ -62,7 +62,7 @@ class Catalogue:
         return len(self.rows)
 
     def place_of_row(self, num_rows: int) -> npt.NDArray[np.int64]:
-        """Return the place of each row of the table of items, -1 for the special ones."""
+        """Return the place in the catalogue of each row of the item table, -1 for the special rows."""
         places = np.full(num_rows, -1, dtype=np.int64)
         places[self.rows] = np.arange(len(self))
         places[:NUM_SPECIAL_ROWS] = -1
