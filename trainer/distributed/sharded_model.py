@@ -210,7 +210,7 @@ class ShardedModel(ShardedState):
     # --- what is where -----------------------------------------------------------------------------------------------
 
     def shares(self) -> dict[str, list[list[Rectangle]]]:
-        """Return, by table, a list with the rectangles that each rank holds, sorted, without empty ones. Collective.
+        """Return {table: list of the rectangles that each rank holds}, sorted, without empty ones. Collective.
 
         Raises:
             AssertionError: the rectangles differ from the plan, or do not make up each table exactly.

@@ -53,7 +53,7 @@ class _Measured(NamedTuple):
 class Rankings(NamedTuple):
     """Users as rows of their table, ascending [u], and rankings of their relevant items.
 
-    ``full``: among all items; ``sampled``: among sampled items, None if not asked for.
+    ``full``: ranked among all items. ``sampled``: ranked among sampled items; None if no metric needs it.
     """
 
     users: npt.NDArray[np.int64]

@@ -135,7 +135,7 @@ class DensePart(nn.Module):
         return tuple([*inputs, draw(rows, self.model.num_columns)] if self.model.num_columns else inputs)
 
     def dynamic(self) -> dict[str, dict[int, str]]:
-        """Return by input the axis of variable size and its name: the batch, or the number of ids in all its lists."""
+        """Return each input's axis of variable size and its name: the batch, or the number of ids in all its lists."""
         ids = self.lists if self.layout == "rows" else ()
         return {name: {0: f"{name}__ids" if name in ids else "batch"} for name in self.inputs}
 

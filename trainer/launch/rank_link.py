@@ -63,7 +63,7 @@ class DriverEnd:
         return Answer(taken, stop, self._run.still_current())
 
     def stopped(self, reason: str) -> None:
-        """Ask all ranks to stop, for the reason for which one has stopped, such as the preemption of its machine."""
+        """Ask all ranks to stop because one has stopped; ``reason``: its reason, such as the machine's preemption."""
         if not self._run.cancel_file.exists():
             self._run.ask_to_stop(reason)
 

@@ -84,7 +84,7 @@ class BPR(RankingModel):
         return self._item(self.looked_up(features)[ITEM])
 
     def looked_up(self, features: KeyedJaggedTensor) -> Mapping[str, Tensor]:
-        """Return by feature the vectors of its ids in the batch, [b, columns]."""
+        """Return {feature: vectors of its ids in the batch [b, columns]}."""
         blocks: Mapping[str, Tensor] = self.embeddings(features).to_dict()
         return blocks
 

@@ -21,7 +21,7 @@ class HSTU(CausalSequenceModel):
 
     A layer (section 3, equations 1 to 3), N a LayerNorm without weights, is x + Dropout(W2 (N(A V) o U) + b2) with
     U, V, Q, K = silu(W1 N(x) + b1) and A_ts = silu(<Q_t, K_s> + r_{t-s}) / ``length`` for s <= t, else 0, in each head.
-    r is the relative attention bias of positions, a number for each distance; the paper's bias of times is not here.
+    r is the relative attention bias of positions, a number for each distance; the bias of times is not implemented.
     Positions P, the last LayerNorm and the losses are as in sasrec.
 
     Number of parameters with n = ``length``:

@@ -110,7 +110,7 @@ class DCNv2(ClickModel):
 
     ``stacked``: logit = MLP(x_L), figure 1a. ``parallel``: logit = <w, [x_L | h]> + c, figure 1b, h the last hidden
     layer of the MLP on x_0. ``low_rank`` r: W_l = U_l V_l^T, equation 2, U and V [D, r]. The mixture of low-rank
-    experts (equation 3) is not here.
+    experts (equation 3) is not implemented.
 
     Number of parameters for F fields and n numeric features, with D = F dim + n. L(sizes) is the sum of (a + 1) b over
     neighbouring sizes a, b.

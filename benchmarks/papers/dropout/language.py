@@ -28,7 +28,7 @@ DROPOUT: dict[str, dict[str, Any] | None] = {
     "DROPOUT_8 + xi_approx": {"masks": 8} | APPROXIMATE_NOISE,
     "DROPOUT_32": {"masks": 32},
 }
-"""By row ``dropout_method``; None: no dropout at all."""
+"""Setting ``dropout_method`` of each row of the table; None: no dropout at all."""
 COSTLY = ("R_approx (8 samples)", "DROPOUT_8", "DROPOUT_8 + xi_approx", "DROPOUT_32")
 """Rows that the small form leaves out."""
 IDENTITY = "identity Hessian (sampled)"

@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "identity Hessian": IDENTITY,
     "identity Hessian (sampled)": IDENTITY | {"sign_samples": 1},
 }
-"""By row ``dropout_method``; none of it: no dropout at all."""
+"""Setting ``dropout_method`` of each row of the table; without it the row has no dropout at all."""
 QUICK: tuple[str, ...] = ("none", "DROPOUT_1", "DROPOUT_8", "R_approx", "R_approx + xi_approx")
 
 STRENGTHS = "strengths"
@@ -240,8 +240,8 @@ _SOURCE = "Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects 
 _PROTOCOL = """\
 A CTR tower (dimension 16, 128-64) trained by Adam with rate .001; dropout .4 on looked-up rows and after each hidden
 layer, or the regularizer in its place with the coefficients of the equations, which only `strengths` tunes. epinions
-and ml1m, ratings of 4 and above, a random tenth tests and another validates. `fifth` trains on a random fifth of the other rows, for
-four epochs too, and holds out the same rows. `strengths` trains on the fifth of epinions: lambda_1 is one of five
-multiples of q / (1 - q), chosen by the validation logloss of the best epoch. The rate of dropout and the strength of
-l2, on rows and dense weights, are chosen in the same way. The paper trains language models, whose
+and ml1m, ratings of 4 and above, a random tenth tests and another validates. `fifth` trains on a random fifth of the
+other rows, for four epochs too, and holds out the same rows. `strengths` trains on the fifth of epinions: lambda_1
+is one of five multiples of q / (1 - q), chosen by the validation logloss of the best epoch. The rate of dropout and
+the strength of l2, on rows and dense weights, are chosen in the same way. The paper trains language models, whose
 perplexities are listed only to compare the order of the methods."""

@@ -63,7 +63,7 @@ def class_table(
         behind: The records of the runs.
         is_published: Whether the table shows the paper's figures too.
         name: Name of the section.
-        of: What the title calls the runs.
+        of: Name of the runs in the title.
 
     Returns:
         The section, and the figures by row.

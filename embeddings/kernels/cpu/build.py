@@ -41,7 +41,7 @@ MACHINE_FLAGS = {"x86_64": ("-mprfchw",), "aarch64": ()}
 
 
 class BuildError(RuntimeError):
-    """The kernels could not be compiled; the message says why and what helps."""
+    """The kernels could not be compiled; the message has the reason and the remedy."""
 
 
 def levels() -> dict[str, tuple[str, ...]]:

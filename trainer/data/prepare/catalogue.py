@@ -45,7 +45,7 @@ class Catalogue:
     Attributes:
         ids: raw ids.
         rows: int32 [items], each item's row in its embedding table; the unknown id's row if it has none.
-        features: by feature of the item table, table rows [items], or lists of them.
+        features: feature of the item table -> table rows [items], or lists of table rows.
         numbers: float32 [items, numeric features of the item table].
         vectors: name -> float32 [items, dim], the vectors of the item table, zeros where it has none.
         num_in_table: number of items of the item table, which come first.

@@ -93,7 +93,7 @@ class Sequences:
     """The sequences of all users, memory-mapped.
 
     Sequence s is ``items[starts[s] : starts[s + 1]]``, table rows; ``sides`` has the split of each item. ``train``:
-    the items of the training split alone. ``held``: by split, the positions in ``items`` of the examples to evaluate,
+    the items of the training split alone. ``held``: split -> the positions in ``items`` of the examples to evaluate,
     which are those with a history.
     """
 

@@ -153,7 +153,7 @@ class ModelSpec(Spec):
 
     @property
     def default_init(self) -> Init:
-        """Zero, the start of CTR towers in the AdamAR paper (Li and Lyu, Adaptive Regularization)."""
+        """Zero: CTR towers in the AdamAR paper start so (Li and Lyu, Adaptive Regularization)."""
         return Init()
 
     @property

@@ -28,7 +28,7 @@ NEGATIVES_OF_LOSSES: dict[str, Negatives] = {"softmax": "all", "gbce": "shared",
 
 
 class SequenceSpec(DrawingSpec):
-    """A model of users' items in order.
+    """A model of each user's items in their order.
 
     ``negatives``: number of items drawn for each target (at most MOST_OF_EACH), or, if they are shared, for all targets
     of a batch. Default: the number in the model's paper.
