@@ -241,7 +241,7 @@ class Evaluator:
     def _evaluated(
         self, split: str, sample_users: int | None = None
     ) -> Iterator[tuple[npt.NDArray[np.int64], Batch, tuple[npt.NDArray[Any], ...]]]:
-        """Yield for each batch (positions in the split, batch, outputs of the model) of this rank's slice of it."""
+        """Yield (positions in the split, batch, outputs of the model) for this rank's slice of each batch."""
         catalogue = self.model.catalogue(self.data, self.device)
         for batch in self._batches(split, sample_users):
             start = batch.step * self._batch_size + batch.sample_offset

@@ -66,8 +66,8 @@ KEPT_BYTES = 512 * 2**20
 class TableBytes:
     """Memory of one table.
 
-    ``per_rank``: bytes on the rank that holds most of it. ``sharding``: its name, or ``planner`` if the job leaves the
-    choice to the planner.
+    ``per_rank``: bytes on the rank that holds the largest part of the table. ``sharding``: name of the sharding, or
+    ``planner`` if the job leaves the choice to the planner.
     """
 
     rows: int

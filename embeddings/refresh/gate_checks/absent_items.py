@@ -14,7 +14,7 @@ _GONE = "check that the data is complete and the ids are the same as before"
 
 
 class Missing(GateCheck):
-    """``missing``: share of all ids that would be served without a vector; it informs."""
+    """``missing``: share of all ids that would be served without a vector; it has no limit."""
 
     needs_previous = False
     limits = (Limit("missing", None, "items have never had a vector: check the training data", at_most=True),)
