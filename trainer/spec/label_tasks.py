@@ -110,7 +110,7 @@ def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
 
 
 def measured_numbers(job: JobSpec, dataset: DatasetSpec) -> tuple[str, ...]:
-    """Return the metrics of held-out rows by which epochs are compared: those that are numbers, not tables, in their order.
+    """Return the metrics of held-out rows by which epochs are compared: numbers, not tables, in their order.
 
     If every row is a positive, these are only ranking metrics: an AUC needs both classes, and the best logloss would
     belong to a model that predicts 1 for everything.
