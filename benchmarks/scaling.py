@@ -1,4 +1,4 @@
-"""How the time of a whole step grows with the table, and the speed-up by a second rank.
+"""Time of a whole step: its growth with the table, and the speed-up by a second rank.
 
 Case ``rows``: lookup, backward and step of AdamAR (dense moments) on one table of 10 million rows and on one of 1
 million, dim 64, with the same number of ids: the table's size then matters only through caches and page tables. Rows

@@ -30,7 +30,7 @@ STAGES = ("tests", "suites", "lookups", "updates", "steps", "train_steps", "prof
 
 
 def missing() -> list[str]:
-    """Return what this machine lacks, in words."""
+    """Return a sentence on the requirements that this machine lacks."""
     lacking = [f"the Python package {name}" for name in NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
         return lacking

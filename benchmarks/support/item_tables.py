@@ -32,7 +32,7 @@ _COLUMNS = ("vectors", "norms", "evidence", "counts")
 
 
 def succeeded(directory: Path) -> bool:
-    """Return whether the run in this directory ended successfully."""
+    """Return True if the run in this directory ended successfully."""
     file = directory / EXIT_FILE
     return file.exists() and bool(json.loads(file.read_text())["state"] == "succeeded")
 

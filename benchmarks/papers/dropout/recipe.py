@@ -225,7 +225,7 @@ def _claims(table: str) -> Iterator[Claim]:
 
 
 def _claims_of_parts(size: Size) -> Iterator[Claim]:
-    """Yield what the paper says of tuned strengths (section 5.2) and of the size of the data (section 5.3)."""
+    """Yield the paper's claims on tuned strengths (section 5.2) and on the size of the data (section 5.3)."""
     text = "with strengths tuned alike, the output Hessian is no worse than the identity"
     yield Claim(text, STRENGTHS, "dnn", ("R_approx", "best"), ("identity Hessian", "best"), 0.0)
     text = "R~ with its strength tuned is better than l2"

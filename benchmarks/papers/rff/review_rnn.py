@@ -50,7 +50,7 @@ class ReviewRnn(nn.Module):
     Args:
         rows: float32 [number of words, dim], the input of each word; one more row is added for padding.
         hidden: Width of each direction's state and of the dense layer.
-        frozen: Whether the rows are not trained.
+        frozen: True if the rows are not trained.
     """
 
     def __init__(self, rows: Tensor, hidden: int, *, frozen: bool) -> None:

@@ -61,7 +61,7 @@ def class_table(
         classes: The class of each item that has one, by id.
         dim: Dimension of the vectors.
         behind: The records of the runs.
-        is_published: Whether the table shows the paper's figures too.
+        is_published: True if the table shows the paper's figures too.
         name: Name of the section.
         of: Name of the runs in the title.
 

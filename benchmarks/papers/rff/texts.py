@@ -130,7 +130,7 @@ def findings(
         data: The folder of the texts.
         log: The file of task 2's rows.
         size: FULL or QUICK.
-        is_published: Whether the tables show the paper's figures too.
+        is_published: True if the tables show the paper's figures too.
 
     Returns:
         Task 2 of titles, and variance over runs of titles and of the RNN's hidden representation.

@@ -16,8 +16,7 @@ from trainer.search.records import deciding_packages
 from trainer.spec import DatasetSpec, JobSpec
 
 When = Literal["epochs", "best", "last"]
-"""Which test figures of a run a cell shows: those of every epoch, of the epoch that is best on validation, or of the
-last epoch."""
+"""Epochs whose test figures a cell shows: every epoch, the epoch that is best on validation, or the last epoch."""
 
 
 class Named:
