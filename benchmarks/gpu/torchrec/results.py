@@ -162,7 +162,7 @@ def whole(parts: Rows) -> Rows:
 
 
 def compared(found: Rows, wanted: Rows) -> dict[str, Any]:
-    """Return ``close``, True if all rows are equal within TOLERANCE, and the largest difference with its tensor's name."""
+    """Return ``close`` (True if all rows are equal within TOLERANCE), and the largest difference and its tensor."""
     if found.keys() != wanted.keys() or any(found[name].shape != wanted[name].shape for name in wanted):
         return {"close": False, "shapes": {name: list(value.shape) for name, value in found.items()}}
     worst = max(wanted, key=lambda name: float((found[name].double() - wanted[name].double()).abs().max()))

@@ -81,7 +81,7 @@ def trials(data: Path, seeds: int, size: Size) -> list[TextTrial]:
 
 
 def _rows(dim: int) -> dict[str, str]:
-    """Return the rows of table A.1, and what the RNN reads in each."""
+    """Return {row of table A.1: input of the RNN}."""
     return {f"h_{dim}": "h", f"phi_{dim}": "phi"}
 
 

@@ -56,7 +56,7 @@ class Limit:
 
 
 class GateCheck(ABC):
-    """One measurement of a candidate, and the limits that hold it."""
+    """One measurement of a candidate, and the limits outside which the gate holds the candidate."""
 
     limits: ClassVar[tuple[Limit, ...]]
     about: ClassVar[Subject] = "run"
