@@ -277,7 +277,7 @@ def busy(loops: int) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pace", type=int, nargs="+", metavar="NICENESS", help="of ranks; the least is 0")
+    parser.add_argument("--pace", type=int, nargs="+", metavar="NICENESS", help="nicenesses of ranks, at least 0")
     options = parser.parse_args()
     if options.pace:
         with tempfile.TemporaryDirectory(prefix="evenkeel-bench-") as name:

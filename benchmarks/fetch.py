@@ -96,7 +96,7 @@ def run(folder: Path, num_items: int, iterations: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--items", type=int, default=1_000_000)
-    parser.add_argument("--iterations", type=int, default=300, help="of the Arrow cases; JSON takes a third")
+    parser.add_argument("--iterations", type=int, default=300, help="requests of an Arrow case; JSON has a third")
     parser.add_argument("--folder", type=Path, help="where the store is made (default: the system's folder)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="evenkeel-bench-") as folder:

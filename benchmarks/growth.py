@@ -160,7 +160,7 @@ def whole_step(steps: int, iterations: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="before anything is timed")
+    parser.add_argument("--steps", type=int, default=300, help="steps before the timed ones")
     parser.add_argument("--iterations", type=int, default=101)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

@@ -205,7 +205,7 @@ def ranks(workload: Workload, plan: str, iterations: int) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=31)
-    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="threads of case rows")
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="numbers of threads of case rows")
     parser.add_argument("--case", default="", choices=["", "rows", "ranks"])
     parser.add_argument("--many", type=int, default=MANY, help="rows of the large table")
     options = parser.parse_args()

@@ -184,7 +184,7 @@ def main(
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--full", action="store_true", help="every workload, with 1 and 2 threads: up to half an hour")
     parser.add_argument("--iterations", type=int, default=31)
-    parser.add_argument("--threads", type=int, nargs="*", help="default: 1")
+    parser.add_argument("--threads", type=int, nargs="*", help="numbers of threads (default: 1)")
     parser.add_argument("--case", help=f"only workloads whose name contains this (default: {usual})")
     options = parser.parse_args()
     if options.threads is None:

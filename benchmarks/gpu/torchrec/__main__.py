@@ -65,9 +65,9 @@ def plan_of(options: Any) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--backend", choices=("triton", "cpu", "reference"), help="left out: that of the device")
+    parser.add_argument("--backend", choices=("triton", "cpu", "reference"), help="default: the device's own")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=CHECKS)
-    parser.add_argument("--steps", type=int, default=30, help="of one rank")
+    parser.add_argument("--steps", type=int, default=30, help="steps of check one_rank")
     parser.add_argument("--small-rows", type=int, default=2000, help="rows where results are compared")
     parser.add_argument("--small-batch", type=int, default=256)
     parser.add_argument("--rows", type=int, default=0, help="rows of a table where steps are timed")
