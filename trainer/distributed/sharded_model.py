@@ -207,7 +207,7 @@ class ShardedModel(ShardedState):
         self._birth_step = self._completed_steps
         self._sharded.reset(self._birth_step)
 
-    # --- what is where -----------------------------------------------------------------------------------------------
+    # --- placement ---------------------------------------------------------------------------------------------------
 
     def shares(self) -> dict[str, list[list[Rectangle]]]:
         """Return {table: list of the rectangles that each rank holds}, sorted, without empty ones. Collective.

@@ -93,7 +93,7 @@ def differences(
     return *found, ranked.difference_from(ranked_before)
 
 
-# --- what the served model is ----------------------------------------------------------------------------------------
+# --- the served model ------------------------------------------------------------------------------------------------
 
 
 def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, served: Checkpoint) -> ServedRows:

@@ -214,7 +214,7 @@ class _Attempt:
         print(message, flush=True)
         self.events.write("info", message=message, **figures)
 
-    # --- being stopped -----------------------------------------------------------------------------------------------
+    # --- stopping ----------------------------------------------------------------------------------------------------
 
     def _check_cancel(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -89,7 +89,7 @@ class DLRM(ClickModel):
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
         below = [NUMBERS] if self.num_dense else []
-        # Columns of z are made by units, not zeros where they are new.
+        # The columns of z are outputs of units, so new ones are not zero.
         units = [((name,), column) for name in below for column in range(self.dim)]
         seen = [*units, *pairs_of([*below, *self.features])]
         return self.making_vectors() | self.reading(numbers, "bottom") | self.reading(seen, "top")

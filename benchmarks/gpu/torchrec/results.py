@@ -69,7 +69,7 @@ def small_batch(settings: TableSettings, step: int, size: int, rank: int = 0, wo
     names, ids, lengths = [], [], []
     for table in settings.tables.values():
         for feature in table.features:
-            # Low rows are frequent.
+            # Rows with low numbers occur more often.
             drawn = (table.num_rows * rng.random((size, MAX_LENGTH)) ** 3).astype(np.int64)
             counts = rng.integers(0, MAX_LENGTH + 1, size) if feature == "history" else np.ones(size, dtype=np.int64)
             kept = np.arange(MAX_LENGTH) < counts[:, None]

@@ -114,7 +114,7 @@ def dots(axes: Any, labels: Sequence[str], series: dict[str, tuple[str, str, lis
         series: Colour, marker and the figures of each row, keyed by name.
     """
     for number, (name, (colour, marker, rows)) in enumerate(series.items()):
-        # Series lie a little apart, so that points of one place are both seen.
+        # Shift each series a little, so that points at the same place are all visible.
         shift = (number - (len(series) - 1) / 2) * 0.16
         points = [(row + shift, figure) for row, figures in enumerate(rows) for figure in figures]
         axes.errorbar(
