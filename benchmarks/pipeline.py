@@ -14,6 +14,8 @@ case            what is timed
                 ``waited`` is the share of that time in which a step waited for its batch; ``whole`` counts every second
                 of the process's work, with preparation, evaluation and the last checkpoint; AUC is checked
 ``peer``        the same batches and MLP on tables of plain torch or of TorchRec with FBGEMM, after most rows were used
+``dense``       forward, loss and backward of the dense part alone, beside the same modules in plain torch, layer by
+                layer, in processor ms; ``gemm_share``: what its matrix products take alone, as a share of ours
 ==============  =====================================================================================================
 
 Half of the ids are Zipf (exponent 1.05) and half a permutation of all ids, so that every row of every table is trained;
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import itertools
 import json
 import os
@@ -32,6 +35,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,12 +46,16 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 
 from benchmarks.support import harness, peers
+from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.launch.in_process import train
 from trainer.launch.on_host import leave, single_rank_group
 from trainer.launch.worker import quiet, steady_memory, use_threads
+from trainer.models.base import ModelInputs
+from trainer.models.registry import MODELS
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
+from trainer.spec.models.registry import parse_model
 from trainer.training.dense_parameters import dense_optimizer
 
 DIM, BATCH_SIZE, HIDDEN = 16, 2048, (256, 128)
@@ -244,6 +252,67 @@ def parts(data: PreparedData, job: JobSpec, threads: int, steps: int) -> Iterato
             yield name, *np.median(found[len(found) // 4 :], axis=0)
 
 
+# --- the dense part --------------------------------------------------------------------------------------------------
+
+
+class _Rows(nn.Module):
+    """Stand-in for a model's tables: the same leaf for each batch."""
+
+    def __init__(self, names: list[str], columns: int) -> None:
+        super().__init__()
+        self.names = names
+        self.leaf = nn.Parameter(0.1 * torch.randn(BATCH_SIZE, len(names) * columns))
+
+    def forward(self, _: Any) -> Any:
+        return SimpleNamespace(keys=lambda: self.names, values=lambda: self.leaf)
+
+
+def dense_part(kind: str, num_features: int, iterations: int = 101) -> dict[str, Any]:
+    """Time a model's forward, loss and backward, fused and layer by layer, and the matrix products alone.
+
+    All are processor milliseconds: other work on the machine moves them less.
+    """
+    names = [f"f{feature}" for feature in range(num_features)]
+    more = {"structure": "parallel", "cross_layers": 2} if kind == "dcnv2" else {}
+    spec = parse_model({"kind": kind, "embedding_dim": DIM, "hidden": list(HIDDEN), **more})
+    torch.manual_seed(0)
+    rows = _Rows(names, spec.table_columns(names[0]))
+    ours = MODELS[kind](rows, spec, ModelInputs(tuple(Key(name, name, False, "sum") for name in names)))
+    # Out of training nothing is fused.
+    plain = copy.deepcopy(ours).eval()
+    batch: Any = SimpleNamespace(features=None, labels=(torch.rand(BATCH_SIZE) < 0.3).float(), shares=None)
+
+    def step(model: Any) -> harness.Seconds:
+        start = time.process_time()
+        model.zero_grad()
+        (model.loss(batch).sum() / BATCH_SIZE).backward()
+        return harness.Seconds(time.process_time() - start)
+
+    weights = [parameter for name, parameter in ours.dense_parameters() if parameter.dim() == 2]
+    products: list[tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]] = []
+    for weight in weights:
+        x, y = torch.randn(BATCH_SIZE, weight.shape[1]), torch.randn(BATCH_SIZE, weight.shape[0])
+        value = weight.detach()
+        outputs = torch.empty_like(y), torch.empty_like(value), torch.empty_like(x)
+        products += zip(((x, value.T), (y.T, x), (y, value)), outputs, strict=True)
+
+    def multiply(_: Any) -> harness.Seconds:
+        start = time.process_time()
+        for factors, output in products:
+            torch.mm(*factors, out=output)
+        return harness.Seconds(time.process_time() - start)
+
+    with steady_memory():
+        times = harness.interleave(
+            lambda: None, lambda _: step(ours), lambda _: step(plain), multiply, iterations=iterations, warm_up=10
+        )
+    medians, best = np.median(times, axis=0), times.min(axis=0)
+    return harness.line(
+        "pipeline", f"dense {kind}", "plain torch", times[:, :2], gemm_ms=round(float(medians[2]), 4),
+        gemm_share=round(float(medians[2] / medians[0]), 3), best_gemm_share=round(float(best[2] / best[0]), 3),
+    )  # fmt: skip
+
+
 def _loss(module: Any, values: torch.Tensor, batch: Any) -> torch.Tensor:
     logits = module.tower(values)[:, 0]
     return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none").sum() / len(batch)
@@ -258,6 +327,12 @@ def say(case: str, options: argparse.Namespace, **figures: Any) -> dict[str, Any
 
 def main(options: argparse.Namespace, folder: Path) -> int:
     quiet()
+    if options.case in ("", "dense"):
+        use_threads(options.threads)
+        for kind in ("dnn", "dcnv2", "deepfm"):
+            dense_part(kind, options.features)
+        if options.case:
+            return 0
     path, run_dir = folder / "log.parquet", folder / "run"
     if not path.exists():
         write_log(path, options.rows, options.features, options.ids)
@@ -304,7 +379,7 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2, help="threads of each worker")
     parser.add_argument("--steps", type=int, default=400, help="steps of case read")
-    parser.add_argument("--case", default="", choices=["", "prepare", "read", "parts", "peers", "end_to_end"])
+    parser.add_argument("--case", default="", choices=["", "prepare", "read", "parts", "peers", "end_to_end", "dense"])
     parser.add_argument("--folder", type=Path, help="where the log and the run are kept (default: a temporary one)")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(arguments.threads))

@@ -85,7 +85,7 @@ def sequences(kind: str = "sasrec", **changes: Any) -> dict[str, Any]:
 SHARED_SOFTMAX = {"loss": "sampled_softmax", "share_negatives": True, "normalize": True}
 ROWS = {
     "ml1m_sasrec": Row(
-        "ml1m", sequences(length=200), 0.001, 128, 100, "SASRec, full softmax .3152/.1821; 3,000 negatives .3159/.1857",
+        "ml1m", sequences(length=200), 0.001, 128, 70, "SASRec, full softmax .3152/.1821; 3,000 negatives .3159/.1857",
         dropout=0.2,
     ),
     "ml1m_hstu": Row(
@@ -100,7 +100,7 @@ ROWS = {
         "SASRec, full softmax .0533/.0327", dropout=0.5,
     ),
     "gowalla_bpr": Row(
-        "gowalla", {"kind": "bpr", "embedding_dim": 64, **SHARED_SOFTMAX, "temperature": 0.12}, 0.005, 2048, 60,
+        "gowalla", {"kind": "bpr", "embedding_dim": 64, **SHARED_SOFTMAX, "temperature": 0.12}, 0.005, 2048, 14,
         "MF-BPR .1627/.1378; SimpleX .1872/.1557", patience=3,
     ),
     "gowalla_lightgcn": Row(

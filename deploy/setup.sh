@@ -91,8 +91,10 @@ if ! have_compiler; then
   "${install[@]}" --no-deps --require-hashes -r deploy/requirements-compiler.lock
   build_kernel
 fi
-# As many modules as one process can have, so that the first ones to start beside each other do not each compile them.
-"$VENV/bin/python" -c 'import fbgemm_gpu, ray, service.app, torch, torchrec, trainer.launch.worker
+# Compiled here: this code, and all that service, commands and runs import. Where Python may not write what it compiled, each process
+# would compile it again, for seconds.
+"$VENV/bin/python" -m compileall -qq embeddings trainer service
+"$VENV/bin/python" -c 'import fbgemm_gpu, ray, service.app, service.cli.main, torch, torchrec, trainer.launch.fork_server
 print("setup: torch", torch.__version__, "with fbgemm", fbgemm_gpu.__version__)'
 rm "$VENV/.evenkeel-unfinished"
 echo "$stamp" > "$VENV/.evenkeel-stamp"

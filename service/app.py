@@ -169,6 +169,8 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
             retention.run(state.database, state.settings, state.store, healths[3]),
         ]
         tasks = [asyncio.create_task(round_) for round_ in rounds]
+        if executor is not state.executor:
+            tasks.append(asyncio.create_task(asyncio.to_thread(executor.warm_up)))
     if state.settings.role in ("all", "api"):
         tasks.append(asyncio.create_task(_finish_erasures(state.database, state.store)))
     if (sending := otlp_metrics.exporter()) is not None:
@@ -312,6 +314,7 @@ def serve(
         # their memory.
         gc.collect()
         gc.freeze()
+        gc.enable()
         # A thread that computes lets the event loop run after 0.5 ms, not after Python's default of 5 ms.
         sys.setswitchinterval(SWITCH_SECONDS)
         if settings.role != "vectors":

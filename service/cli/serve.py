@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,10 +34,14 @@ def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
             "serve vectors separately: --role vectors --workers N",
             output.USAGE,
         )
-    from service import app
+    gc.disable()  # app.serve enables it when the service is ready: each collection would search all modules
+    try:
+        from service import app
 
-    placement()
-    return app.serve(_settings(), host, port, role, num_workers=num_workers)  # type: ignore[arg-type]
+        placement()
+        return app.serve(_settings(), host, port, role, num_workers=num_workers)  # type: ignore[arg-type]
+    finally:
+        gc.enable()
 
 
 def reset_admin() -> Path:

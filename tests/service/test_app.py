@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -193,12 +194,15 @@ async def test_roles_answer_what_they_serve(settings: Settings) -> None:
         assert (await client.get("/v1/jobs")).status_code == 404
 
 
-async def test_a_service_closes_the_executor_that_it_made_and_no_other(
+async def test_a_service_warms_up_and_closes_the_executor_that_it_made_and_no_other(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed = []
+    warm, closed = [], []
 
     class Runs(SmallRuns):
+        def warm_up(self) -> None:
+            warm.append(self)
+
         def close(self) -> None:
             closed.append(self)
 
@@ -207,10 +211,12 @@ async def test_a_service_closes_the_executor_that_it_made_and_no_other(
     settings = dataclasses.replace(settings, role="all")
     async with running(settings, executor=Runs()):
         pass
-    assert closed == []
+    assert (warm, closed) == ([], [])
     async with running(settings):
+        while not warm:
+            await asyncio.sleep(0.01)
         assert closed == []
-    assert closed == [made]
+    assert (warm, closed) == ([made], [made])
 
 
 def test_settings_come_from_the_environment(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ compiler uses: another .85 s.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -26,14 +29,31 @@ def import_torchrec() -> None:
     """
     if sys.modules.keys() & {"torchrec", "tensordict"}:
         return
-    importlib.import_module("torch.fx.experimental")
-    if _SHAPES not in sys.modules:
-        _stand_in_for_shapes()
-    sys.modules["tensordict"] = _module("tensordict", TensorDict=type("TensorDict", (), {}))
+    with without_collections():
+        importlib.import_module("torch.fx.experimental")
+        if _SHAPES not in sys.modules:
+            _stand_in_for_shapes()
+        sys.modules["tensordict"] = _module("tensordict", TensorDict=type("TensorDict", (), {}))
+        try:
+            importlib.import_module("torchrec")
+        finally:
+            del sys.modules["tensordict"]
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Pause the garbage collector during imports, and exempt from it all objects that exist at the end of the block.
+
+    Modules are no garbage, but each full collection would search all of them: a sixth of the time of imports.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        importlib.import_module("torchrec")
+        yield
     finally:
-        del sys.modules["tensordict"]
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def _stand_in_for_shapes() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainer.data.batches.keys import Key
 from trainer.data.columns.vectors import Vector
+from trainer.models.layers.fused import Stack
 from trainer.models.layers.vector_fields import VectorFields
 from trainer.models.losses import pointwise_loss
 from trainer.spec.label_tasks import LabelTask
@@ -267,7 +268,7 @@ def mlp(sizes: Sequence[int], *, seed: int, dtype: torch.dtype) -> nn.Sequential
         layers: list[nn.Module] = []
         for inputs, outputs in itertools.pairwise(sizes):
             layers += [nn.Linear(inputs, outputs, dtype=torch.float32), nn.ReLU()]
-    return nn.Sequential(*layers[:-1]).to(dtype)
+    return Stack(*layers[:-1]).to(dtype)
 
 
 def with_dense(rows: Tensor, dense: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.base import Axes, Axis, ModelInputs, Position, RankingModel, RowColumn, columns_of, pooled_rows
+from trainer.models.layers.fused import SplitFields, is_fusible, pairs
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.base import FirstOrderSpec, ModelSpec
@@ -67,11 +68,26 @@ class FirstOrderModel(ClickModel):
 
     def vectors_and_first_order(self, features: KeyedJaggedTensor, dense: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the fields' vectors [b, number of fields, dim], and the sum of the first-order terms [b]."""
-        rows = self._rows(features, dense, self.dim + 1)
-        linear, numbers = rows[:, :, self.dim].sum(1), self.numbers(dense)
+        vectors, linear, _ = self._split(features, dense)
+        return vectors, linear
+
+    def vectors_and_terms(self, features: KeyedJaggedTensor, dense: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the fields' vectors [b, number of fields, dim], and their first-order terms and :func:`pairs` [b]."""
+        vectors, linear, products = self._split(features, dense)
+        return vectors, linear + (pairs(vectors) if products is None else products)
+
+    def _split(self, features: KeyedJaggedTensor, dense: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        rows, products = self._rows(features, dense, self.dim + 1), None
+        flat = rows.flatten(1)
+        if self.training and is_fusible(flat, ()):
+            vectors, linear, products = SplitFields.apply(flat.contiguous(), self.dim)
+            vectors = vectors.unflatten(1, (len(self.features), self.dim))
+        else:
+            vectors, linear = rows[:, :, : self.dim], rows[:, :, self.dim].sum(1)
+        numbers = self.numbers(dense)
         if self.first_order is not None and numbers is not None:
             linear = linear + self.first_order(numbers.to(linear.dtype)).squeeze(1)
-        return rows[:, :, : self.dim], linear
+        return vectors, linear, products
 
 
 class FirstOrderTowerModel(FirstOrderModel):

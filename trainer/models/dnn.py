@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trainer.models.base import Axes, ModelInputs, Position, pooled_rows, with_dense
 from trainer.models.ctr_base import ClickModel, FirstOrderModel, FirstOrderTowerModel, NumericFields
+from trainer.models.layers.fused import pairs
 from trainer.models.layers.mlp import tower_of
 from trainer.spec.models.dnn import DNNSpec, FMSpec
 
@@ -64,16 +65,8 @@ class DeepFM(FirstOrderTowerModel):
     """
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        vectors, linear = self.vectors_and_first_order(features, dense)
-        return linear + pairs(vectors) + self.tower(with_dense(vectors.flatten(1), self.numbers(dense))).squeeze(1)
-
-
-def pairs(vectors: Tensor) -> Tensor:
-    """Return sum over f < g of <v_f, v_g>, [b], from vectors [b, F, d].
-
-    It is computed as (|sum_f v_f|^2 - sum_f |v_f|^2) / 2 (Rendle, Factorization Machines, ICDM 2010, lemma 3.1).
-    """
-    return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
+        vectors, terms = self.vectors_and_terms(features, dense)
+        return terms + self.tower(with_dense(vectors.flatten(1), self.numbers(dense))).squeeze(1)
 
 
 class FM(FirstOrderModel):
@@ -97,8 +90,8 @@ class FM(FirstOrderModel):
         return super().axes(numbers) | ({} if self.numeric is None else self.numeric.axes(numbers))
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
-        vectors, linear = self.vectors_and_first_order(features, dense)
         numbers = self.numbers(dense)
-        if self.numeric is not None and numbers is not None:
-            vectors = torch.cat([vectors, self.numeric(numbers)], dim=1)
-        return self.bias + linear + pairs(vectors)
+        if self.numeric is None or numbers is None:
+            return self.bias + self.vectors_and_terms(features, dense)[1]
+        vectors, linear = self.vectors_and_first_order(features, dense)
+        return self.bias + linear + pairs(torch.cat([vectors, self.numeric(numbers)], dim=1))

@@ -8,14 +8,16 @@ xDeepFM, KDD 2018.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from trainer.models.base import Axes, Axis, ModelInputs, Position, pairs_of, with_dense
 from trainer.models.ctr_base import ClickModel, FirstOrderTowerModel
+from trainer.models.layers.fused import CrossLayers, is_fusible, is_hooked
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
 from trainer.spec.models.products import DCNv2Spec, DLRMSpec, PNNSpec, XDeepFMSpec
@@ -148,12 +150,25 @@ class DCNv2(ClickModel):
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         first = with_dense(self.vectors(features, dense).flatten(1), self.numbers(dense))
-        x = first
-        for layer in self.cross:
-            x = layer(first, x)
+        x = self._crossed(first)
         if not self.parallel:
             return self.tower(x).squeeze(1)
-        return self.output(torch.cat([x, self.tower(first)], dim=1)).squeeze(1)
+        # Side by side they would be copied, and so would the gradient of each.
+        ends = self.output.weight.split([self.width, self.output.in_features - self.width], dim=1)
+        last = functional.linear(x, ends[0], self.output.bias) + functional.linear(self.tower(first), ends[1])
+        return last.squeeze(1)
+
+    def _crossed(self, first: Tensor) -> Tensor:
+        layers = cast(Iterable[CrossLayer], self.cross)
+        parameters = [parameter for layer in layers for parameter in (*layer.maps, layer.bias)]
+        is_plain = len(parameters) == 2 * len(self.cross) and not any(map(is_hooked, self.cross))
+        if self.training and is_plain and is_fusible(first, parameters):
+            fused: Tensor = CrossLayers.apply(first.contiguous(), *parameters)
+            return fused
+        x = first
+        for layer in layers:
+            x = layer(first, x)
+        return x
 
 
 class CrossLayer(nn.Module):

@@ -62,17 +62,22 @@ def launch(
     if is_alive(directory):
         raise RuntimeError(f"{directory}: its process is still running; end it first")
     run_id = json.loads((directory / "run.json").read_text("utf-8"))["run_id"]
-    inherited = {name: value for name, value in os.environ.items() if name not in SERVICE_SECRETS}
     ours = {RUN_ID_VARIABLE: str(run_id), RUN_DIR_VARIABLE: str(directory), LAUNCHED_VARIABLE: "1"}
-    environment = {**inherited, **(env or {})}
-    # The code that runs is the code that launches, wherever it was imported from.
-    root = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
+    environment = environment_of_runs(env)
     pid = None if warm_pool is None else warm_pool.start(directory, environment, ours)
     if pid is None:
         pid = _start([*command, "--run-dir", str(directory)], directory, environment | ours)
     write_process_file(directory, pid)
     return pid
+
+
+def environment_of_runs(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this process's environment without the secrets of the service, and with the variables ``more``."""
+    environment = {name: value for name, value in os.environ.items() if name not in SERVICE_SECRETS} | {**(more or {})}
+    # The code that runs is the code that launches, wherever it was imported from.
+    root = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
+    return environment
 
 
 def _start(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> int:

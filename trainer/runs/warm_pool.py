@@ -1,9 +1,9 @@
 """Warm pool: a process that has imported torch, and from which runs of this host are forked (docs/adr/0047).
 
-Importing torch and TorchRec takes seconds of processor time at each run's start. So from its first job on, a service
-keeps a process ``python -m trainer.launch.fork_server``, which has imported them, and forks a run when it gets a run
-directory. The process is replaced if it has died, does not answer, or was started with other code or another
-environment than now. A run that it cannot fork is started as a new process. This module does not import torch.
+Importing torch and TorchRec takes seconds of processor time at each run's start. So a service keeps a process
+``python -m trainer.launch.fork_server``, which has imported them, and forks a run when it gets a run directory. The
+process is replaced if it has died, does not answer, or was started with other code or another environment than now. A
+run that it cannot fork is started as a new process. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -40,9 +40,22 @@ class WarmPool:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._warming: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._made_of: Any = None
         self._closed = False
+
+    def warm_up(self, environment: Mapping[str, str]) -> None:
+        """Start the process for runs with this environment, and return once it can fork them, or has failed."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._renew({**environment}, code_state())
+            except (OSError, ValueError) as error:
+                if not self._closed:
+                    log.warning("the warm pool cannot be started: %s", error)
+                self._end()
 
     def start(self, run_dir: Path, environment: Mapping[str, str], own: Mapping[str, str]) -> int | None:
         """Fork a run of this directory, and return its pid; None if that fails, so that the caller must start the run.
@@ -67,8 +80,10 @@ class WarmPool:
 
     def close(self) -> None:
         """End the process for good. Runs that it has forked continue; later calls of :meth:`start` return None."""
+        self._closed = True
+        if (warming := self._warming) is not None:
+            warming.kill()  # otherwise the lock is free only after its imports
         with self._lock:
-            self._closed = True
             self._end()
 
     @property
@@ -84,9 +99,12 @@ class WarmPool:
         local, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection, self._made_of = local, (environment, code)
         with remote:
-            self._process = start_process(remote, environment)
+            self._process = self._warming = start_process(remote, environment)
         local.settimeout(READY_SECONDS)
-        self._heard()
+        try:
+            self._heard()
+        finally:
+            self._warming = None
 
     def _heard(self) -> dict[str, Any]:
         assert self._connection is not None

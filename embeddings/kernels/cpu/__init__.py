@@ -7,6 +7,24 @@ processor.
 
 from __future__ import annotations
 
+from embeddings.kernels.cpu.dense import (
+    add_bias_and_relu,
+    cross,
+    cross_backward,
+    relu_backward,
+    split_fields,
+    split_fields_backward,
+)
 from embeddings.kernels.cpu.kernel import CpuKernel, fill_keep_mask, swap_feature
 
-__all__ = ["CpuKernel", "fill_keep_mask", "swap_feature"]
+__all__ = [
+    "CpuKernel",
+    "add_bias_and_relu",
+    "cross",
+    "cross_backward",
+    "fill_keep_mask",
+    "relu_backward",
+    "split_fields",
+    "split_fields_backward",
+    "swap_feature",
+]

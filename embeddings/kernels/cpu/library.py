@@ -69,6 +69,7 @@ DeferredUpdate, Step, Swaps = (_STRUCTURES[name] for name in ("DeferredUpdate", 
 LookupCall, UpdateCall, SwapCall, KeepMaskCall = (
     _STRUCTURES[f"{name}Call"] for name in ("Lookup", "Update", "Swap", "KeepMask")
 )
+DenseCall, CrossCall, FieldsCall = (_STRUCTURES[f"{name}Call"] for name in ("Dense", "Cross", "Fields"))
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "rule": (c_int32, [c_char_p]),
@@ -79,6 +80,12 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "squared_norm": (c_int32, [POINTER(UpdateCall), POINTER(c_double)]),
     "swap": (None, [POINTER(SwapCall)]),
     "keep_mask": (None, [POINTER(KeepMaskCall)]),
+    "bias_relu": (None, [POINTER(DenseCall)]),
+    "relu_backward": (c_int32, [POINTER(DenseCall)]),
+    "cross": (None, [POINTER(CrossCall)]),
+    "cross_backward": (c_int32, [POINTER(CrossCall)]),
+    "fields": (c_int32, [POINTER(FieldsCall)]),
+    "fields_backward": (None, [POINTER(FieldsCall)]),
     "id_map_find": (None, [POINTER(IdMap), c_void_p, c_int64, c_void_p]),
     "id_map_touch": (c_int64, [POINTER(IdMap), c_void_p, c_int64, c_void_p, c_int32, c_void_p]),
     "id_map_admit": (

@@ -135,6 +135,10 @@ class Executor(ABC):
     def diagnose(cls, settings: Settings) -> Iterator[Check]:
         """Yield findings for ``evenkeel doctor``, such as that the cluster refuses our token; starts nothing."""
 
+    def warm_up(self) -> None:
+        """Prepare for the first launch. The service calls it when it starts, and takes jobs meanwhile."""
+        return
+
     @abstractmethod
     def launch(self, run_dir: Path, /) -> object:
         """Start the attempt that ``run.json`` names.

@@ -47,6 +47,10 @@ class LocalRuns(Executor):
     def diagnose(cls, settings: Settings) -> Iterator[Check]:
         yield _diagnose_cluster(settings.ray_address)
 
+    def warm_up(self) -> None:
+        if self._warm_pool is not None:
+            self._warm_pool.warm_up(run_process.environment_of_runs())
+
     def launch(self, run_dir: Path, /) -> int:
         return run_process.launch(run_dir, command=self._command, warm_pool=self._warm_pool)
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -185,6 +186,28 @@ def test_one_that_was_closed_starts_none(tmp_path, quick):
     quick.close()
     assert quick.start(tmp_path, {}, {}) is None
     assert held() == before
+
+
+def test_one_that_was_warmed_up_is_the_one_that_forks(tmp_path, quick):
+    quick.warm_up({})
+    before = quick.pid
+    assert before is not None
+    assert quick.start(tmp_path, {}, {}) == before  # the stand-in answers with its own pid
+    quick.close()
+
+
+def test_a_service_that_ends_does_not_wait_for_imports(tmp_path, monkeypatch, caplog):
+    script, before = tmp_path / "slow", held()
+    script.write_text("#!/bin/sh\nexec sleep 600\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    slow = WarmPool()
+    warming = threading.Thread(target=slow.warm_up, args=({},))
+    warming.start()
+    until(lambda: slow._warming)
+    slow.close()
+    warming.join()
+    assert (slow.pid, held(), caplog.text) == (None, before, "")
 
 
 OWNER = """

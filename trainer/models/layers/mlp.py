@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trainer.models.base import ModelInputs, mlp
 from trainer.models.layers.batch_norm import BatchNorm
+from trainer.models.layers.fused import Stack
 from trainer.models.layers.seeded_init import seeded
 from trainer.spec.models.base import TowerSpec
 
@@ -39,7 +40,7 @@ def tower(
     num_hidden = len(linear) - 1 if logits else len(linear)
     with seeded(seed, "shortcuts"):
         layers: list[nn.Module] = [HiddenLayer(one, residual, batch_norm, dtype) for one in linear[:num_hidden]]
-    return nn.Sequential(*layers, *linear[num_hidden:])
+    return Stack(*layers, *linear[num_hidden:])
 
 
 def tower_of(
@@ -67,6 +68,11 @@ class HiddenLayer(nn.Module):
             if residual and inputs != outputs
             else None
         )
+
+    @property
+    def linear_with_relu(self) -> nn.Linear | None:
+        """The linear layer, if this layer is nothing but it and a ReLU (trainer.models.layers.fused)."""
+        return self.linear if self.norm is None and not self.residual else None
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.linear(x)

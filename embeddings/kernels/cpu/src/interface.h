@@ -111,6 +111,48 @@ struct KeepMaskCall {
   uint64_t threshold, key0, key1;
 };
 
+// Passes over float matrices [num_rows, num_columns] of dense layers: embeddings/kernels/cpu/dense.py.
+struct DenseCall {
+  void* output;  // of the layer; bias_relu writes it
+  const void* bias;  // [num_columns]
+  void* gradient;  // of the output; relu_backward masks it
+  void* sums;  // [num_columns]
+  int64_t num_rows, num_columns;
+  int32_t num_threads;
+};
+
+// A cross layer: output = first (mapped + bias) + input, mapped = W input.
+struct CrossCall {
+  const void* first;
+  const void* input;
+  const void* mapped;
+  const void* bias;
+  void* output;
+  const void* gradient;  // of the output
+  void* mapped_gradient;
+  void* first_gradient;
+  void* sums;  // [num_columns], of mapped_gradient
+  int64_t num_rows, num_columns;
+  int32_t adds;            // to first_gradient, which is written otherwise
+  int32_t input_is_first;  // the gradient of the input as a term is part of first_gradient
+  int32_t num_threads;
+};
+
+// Fields' rows [v | w] of a sample, v of dim columns: their vectors, the sum of w, and the products of pairs of vectors.
+struct FieldsCall {
+  const void* rows;  // [num_samples, num_fields, dim + 1]
+  void* vectors;  // [num_samples, num_fields, dim]
+  void* first_order;  // [num_samples]
+  void* pairs;  // [num_samples]
+  void* sums;  // [num_samples, dim], of vectors
+  const void* vector_gradient;  // null: zeros, as below
+  const void* first_order_gradient;
+  const void* pair_gradient;
+  void* row_gradient;
+  int64_t num_samples, num_fields, dim;
+  int32_t num_threads;
+};
+
 struct SwapCall {
   Batch batch;  // of one feature
   const Swaps* swaps;

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "dense.h"
 #include "id_map.h"
 #include "lookup.h"
 #include "update.h"
@@ -127,6 +128,21 @@ EVENKEEL_API void evenkeel_keep_mask(const KeepMaskCall* call) {
     }
   }
 }
+
+EVENKEEL_API void evenkeel_bias_relu(const DenseCall* call) { bias_relu(*call); }
+EVENKEEL_API int32_t evenkeel_relu_backward(const DenseCall* call) {
+  return with_memory([&] { relu_backward(*call); });
+}
+
+EVENKEEL_API void evenkeel_cross(const CrossCall* call) { cross(*call); }
+EVENKEEL_API int32_t evenkeel_cross_backward(const CrossCall* call) {
+  return with_memory([&] { cross_backward(*call); });
+}
+
+EVENKEEL_API int32_t evenkeel_fields(const FieldsCall* call) {
+  return with_memory([&] { fields(*call); });
+}
+EVENKEEL_API void evenkeel_fields_backward(const FieldsCall* call) { fields_backward(*call); }
 
 EVENKEEL_API void evenkeel_id_map_find(const IdMap* map, const int64_t* ids, int64_t count, int64_t* entries) {
   find(*map, ids, count, entries);
