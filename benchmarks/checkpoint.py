@@ -69,7 +69,7 @@ class Tables:
         ]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor under a name of its own, as views of the tables' storage."""
+        """Return every tensor, keyed by a unique name, as views of the tables' storage."""
         return {
             f"{number}.{name}": value
             for number, shard in enumerate(self.shards())

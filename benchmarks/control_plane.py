@@ -1,8 +1,8 @@
 """The control plane while a run trains: lists of jobs, vectors under load, start, memory, import.
 
 ``python -m benchmarks.control_plane`` creates a home of its own, and trains in it while it measures. It prints a JSON
-line for each case. ``--pace 0 3 10`` measures by the niceness of ranks instead: seconds of a job beside busy loops, and
-lists beside a run of two ranks, each niceness in turn.
+line for each case. ``--pace 0 3 10`` instead gives the ranks each of these nicenesses in turn. It measures the seconds
+of a job while busy loops run, and lists of jobs while a job of two ranks trains.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def publish(home: Path) -> None:
 
 
 def under_training(folder: Path) -> None:
-    """Measure lists and vectors on one worker while a job trains beside it."""
+    """Measure lists and vectors on one worker while a job trains."""
     home = folder / "home"
     publish(home)
     with serving(home) as (url, key, _):
@@ -220,7 +220,7 @@ def vectors(url: str, key: str) -> None:
 
 
 def pace(folder: Path, niceness: list[int]) -> None:
-    """Measure a job beside busy loops, and lists beside a run of two ranks, by the niceness of ranks."""
+    """For each niceness of ranks measure a job while busy loops run, and lists while a job of two ranks trains."""
     with contextlib.ExitStack() as services:
         clients = {}
         for number in niceness:
@@ -277,7 +277,7 @@ def busy(loops: int) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pace", type=int, nargs="+", metavar="NICENESS", help="of ranks; the least is 0")
+    parser.add_argument("--pace", type=int, nargs="+", metavar="NICENESS", help="nicenesses of ranks, at least 0")
     options = parser.parse_args()
     if options.pace:
         with tempfile.TemporaryDirectory(prefix="evenkeel-bench-") as name:

@@ -141,7 +141,9 @@ def align_ema(num_rows: int, iterations: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=1_000_000)
-    parser.add_argument("--iterations", type=int, default=21, help="of each case, at least 15; of fetch at least 200")
+    parser.add_argument(
+        "--iterations", type=int, default=21, help="rounds of each case, at least 15; fetch has 200 at least"
+    )
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     options = parser.parse_args()
     if options.iterations < MIN_ITERATIONS:

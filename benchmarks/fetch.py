@@ -2,8 +2,8 @@
 
 Case ``arrow`` and ``json``: the published vectors (128 numbers each) through an identity view; the peer is the same
 lookup in the store itself, without HTTP. Case ``arrow rff computed``: random Fourier features of 64 numbers, computed
-for the request; the peer is case ``arrow``, which sends as many numbers, so that ``adds_ms`` is what computing costs.
-Answers are compared. Service and client each have a process: with one core they take turns.
+for the request; the peer is case ``arrow``, which sends equally many numbers, so that ``adds_ms`` is the cost of
+computing. Answers are compared. Service and client each have a process: with one core they take turns.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def run(folder: Path, num_items: int, iterations: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--items", type=int, default=1_000_000)
-    parser.add_argument("--iterations", type=int, default=300, help="of the Arrow cases; JSON takes a third")
+    parser.add_argument("--iterations", type=int, default=300, help="requests of an Arrow case; JSON has a third")
     parser.add_argument("--folder", type=Path, help="where the store is made (default: the system's folder)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="evenkeel-bench-") as folder:

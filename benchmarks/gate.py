@@ -214,7 +214,7 @@ def a_tenth(rows: Rows, last: Array, rng: np.random.Generator) -> Rows:
 
 
 def robot(rows: Rows, last: Array, rng: np.random.Generator) -> Rows:
-    """Return the rows and as many of one added user, who takes items as often as they occur."""
+    """Return the rows and as many rows of one added user, who takes each item as often as it occurs."""
     more = rows | {"user": np.full(len(last), rows["user"].max() + 1), "item": rng.permutation(rows["item"])}
     return {name: np.concatenate([column, more[name]]) for name, column in rows.items()}
 

@@ -7,9 +7,9 @@ of mapping a step's ids to rows, after ``--steps`` steps that are not timed. ``o
 share their row with no other id.
 
 Peers: ``mch_lru``, ``mch_lfu``: MCHManagedCollisionModule, which sorts its ids and lets ids in and out every
-``EVICTION_INTERVAL`` batches. (HashZchManagedCollisionModule trains on CUDA alone.) ``find``: the peer's lookup in
-evaluation mode beside ours. Bench ``step``: lookup, backward and step of AdamAR on raw ids beside the same on rows that
-are known.
+``EVICTION_INTERVAL`` batches. (HashZchManagedCollisionModule trains on CUDA alone.) ``find`` compares the peer's
+lookup in evaluation mode with ours. Bench ``step`` compares lookup, backward and step of AdamAR on raw ids with the
+same work on row numbers.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def managed_modules() -> dict[str, Callable[[], Managed]]:
 
 
 def assign(peer: str, growth: IdMapSettings, steps: int, iterations: int) -> None:
-    """Print the lines of benches ``assign`` and ``find`` beside one peer."""
+    """Print the lines of benches ``assign`` and ``find``, compared with one peer."""
     stream, ours, theirs = Stream(), DynamicIdMap(growth), managed_modules()[peer]()
     step, own = 0, np.zeros(2)
 
@@ -160,7 +160,7 @@ def whole_step(steps: int, iterations: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="before anything is timed")
+    parser.add_argument("--steps", type=int, default=300, help="steps before the timed ones")
     parser.add_argument("--iterations", type=int, default=101)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

@@ -82,7 +82,7 @@ class Group:
 
 @contextlib.contextmanager
 def groups(plan: str) -> Iterator[tuple[Any, dict[str, Group]]]:
-    """Yield two hosts, and by name the groups on them."""
+    """Yield two hosts, and a dict from name to the group on these hosts."""
     from tests.hosts.net import network
 
     with tempfile.TemporaryDirectory(prefix="evenkeel-bench-", dir="/tmp") as folder:

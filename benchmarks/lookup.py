@@ -1,8 +1,8 @@
 """Lookup and pooling: ``plain`` (rows as stored) and ``training`` (AdamAR: decay and idle momentum at read).
 
-``dense bfloat16``: dense moments that are stored in half as many bytes (``state_dtype`` of a job's table).
+``dense bfloat16``: dense moments stored in half the bytes (``state_dtype`` of a job's table).
 
-The peer of both is FBGEMM's plain lookup of as many rows, so the ratio shows the cost of deferred updates.
+The peer of both is FBGEMM's plain lookup of the same number of rows, so the ratio shows the cost of deferred updates.
 """
 
 from __future__ import annotations

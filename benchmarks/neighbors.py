@@ -6,8 +6,9 @@ Rows ``clusters`` are what training makes: items around 2,000 centres, coordinat
 effective rank of about dim / 4). ``uniform`` directions have no structure, which is the worst case for any index.
 Queries are rows of the version, which are left out of their own answers.
 
-build_seconds, build_cpu_seconds: of one thread; items_per_second: by the latter, so that others on the machine do not
-count. index_bytes: of the file, which is mapped; added_memory_bytes: anonymous memory that opening and searching adds.
+build_seconds, build_cpu_seconds: of one thread. items_per_second: items over build_cpu_seconds, so that other programs
+do not count. index_bytes: of the file, which is mapped. added_memory_bytes: anonymous memory that opening and searching
+adds.
 recall_at_10: share of the exact ten that the index finds. p50_ms, p95_ms of a query; cpu_ms: processor time of one.
 """
 

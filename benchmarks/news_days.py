@@ -54,9 +54,9 @@ from trainer.report_pages.section import table_of
 
 Array = npt.NDArray[Any]
 MIN_ROWS = 5
-"""Fewest clicks in training of an article on which consumers are fitted or judged; ``publish.evidence.min_count``."""
+"""Fewest training clicks of an article for consumers to be fitted or judged on it; ``publish.evidence.min_count``."""
 MIN_CLICKS = 20
-"""Fewest clicks in the whole log of an article in the questions about audiences."""
+"""Fewest clicks in the whole log for an article to be used in the questions about audiences."""
 MS_PER_DAY = 86_400_000
 ALIGNED = JOB["publish"] | {"ema": None, "gate": {"mode": "off"}}
 PLAIN = ALIGNED | {"align": False}
@@ -68,7 +68,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
     "retrained": ({"publish": PLAIN, "epochs": FIRST_EPOCHS}, True),
     "retrained, aligned": ({"publish": ALIGNED, "epochs": FIRST_EPOCHS}, True),
 }
-"""Changes of the job for each way, and True if it begins from initial values of a seed of its own."""
+"""Each way's changes of the job, and True if every training starts from new initial values with another seed."""
 QUESTIONS, KINDS, ENDS = ("audience", "popular"), ("frozen", "refitted"), ("published", "refreshes")
 OFTEN = ("often", "often, ungated")
 COVERAGES = ("retrained", "daily, a day old", "daily", *OFTEN, "clicked before")

@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--methods", default="adam,by_epoch", help=f"comma-separated, of {', '.join(METHODS)}")
     parser.add_argument("--alpha", type=float, help="AdamAR's alpha, instead of choosing it on validation")
     parser.add_argument(
-        "--set", dest="changes", action="append", default=[], metavar="PATH=VALUE", help="job field to change"
+        "--set", dest="changes", action="append", default=[], metavar="PATH=VALUE", help="a field of the job to change"
     )
     parser.add_argument("--work", type=Path, help="folder for prepared data (default: a temporary one)")
     options = parse(parser, arguments, seeds=3, methods=",".join(METHODS))

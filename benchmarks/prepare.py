@@ -150,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--ids", type=int, default=500_000, help="distinct ids of each column")
-    parser.add_argument("--case", choices=CASES, action="append", help="default: all")
+    parser.add_argument("--case", choices=CASES, action="append", help="a case to measure (default: all)")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="where the log is written, once for each size; default: temporary")
     parser.add_argument("--in-process", type=Path, help=argparse.SUPPRESS)

@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--ids", type=int, default=500_000, help="distinct ids of each column")
     parser.add_argument("--folder", type=Path, help="where the log is written, once for each size; default: temporary")
-    parser.add_argument("--span-rows", type=int, default=SPAN_ROWS, help="rows of a task")
+    parser.add_argument("--span-rows", type=int, default=SPAN_ROWS, help="rows that a task reads")
     parser.add_argument("--lead", nargs="+", help=argparse.SUPPRESS)
     options = parse(parser, rows=4_000_000)
     if options.lead is not None:

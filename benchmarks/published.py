@@ -1,7 +1,7 @@
-"""Recommenders on the public data sets that published tables use: our figures beside the published ones.
+"""Recommenders on the public data sets that published tables use: our figures compared with the published ones.
 
 ``python -m benchmarks.published [--data ../shared/data] [--rows gowalla_bpr ...] [--seeds 1] [--full]``.
-All items of the catalogue are ranked for each user, and no metric is of sampled negatives. Sequences: each user's last
+All items of the catalogue are ranked for each user, and no metric uses sampled negatives. Sequences: each user's last
 item is the test item, and the item before it the validation item. gowalla: the file's own test rows. The epoch is
 chosen on validation rows alone. Prints one JSON line per training and, at the end, a Markdown table of means and sample
 standard deviations over seeds. The settings of each row are ROWS; ``--epochs`` bounds a quick look.
@@ -29,7 +29,7 @@ ADAM = {"kind": "adam", "moments": "dense"}
 
 
 class Row(NamedTuple):
-    """Settings of one row of the table, and the published figures beside it."""
+    """Settings of one row of the table, and the published figures that it is compared with."""
 
     dataset: str
     model: Mapping[str, Any]
@@ -60,7 +60,7 @@ class Row(NamedTuple):
         return document | {"label": {"positive": "every_row"}, "order": "pos"}
 
     def job_document(self, seed: int, epochs: int | None = None, validation: float = 0.1) -> dict[str, Any]:
-        """Return the job; ``epochs``: train exactly so many epochs, instead of stopping by the validation rows."""
+        """Return the job; ``epochs``: number of epochs to train, instead of stopping by the validation rows."""
         split = LAST_ITEMS if self.is_sequence else {"kind": "column", "column": "is_test", "validation": validation}
         stopping = {"metric": self.metrics[1], "patience": self.patience} if epochs is None else None
         return {

@@ -1,4 +1,4 @@
-"""How the time of a whole step grows with the table, and the speed-up by a second rank.
+"""Time of a whole step: its growth with the table, and the speed-up by a second rank.
 
 Case ``rows``: lookup, backward and step of AdamAR (dense moments) on one table of 10 million rows and on one of 1
 million, dim 64, with the same number of ids: the table's size then matters only through caches and page tables. Rows
@@ -205,7 +205,7 @@ def ranks(workload: Workload, plan: str, iterations: int) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=31)
-    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="threads of case rows")
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="numbers of threads of case rows")
     parser.add_argument("--case", default="", choices=["", "rows", "ranks"])
     parser.add_argument("--many", type=int, default=MANY, help="rows of the large table")
     options = parser.parse_args()

@@ -142,7 +142,9 @@ def figures_of_put(num_items: int, ours: np.ndarray, theirs: np.ndarray) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--items", type=int, default=200_000)
-    parser.add_argument("--iterations", type=int, default=300, help="of get; publish has a twentieth, at least 15")
+    parser.add_argument(
+        "--iterations", type=int, default=300, help="rounds of get; publish has a twentieth, 15 at least"
+    )
     parser.add_argument("--folder", type=Path, help="where the stores are made (default: the system's folder)")
     parser.add_argument("--feast-items", type=int, default=100_000)
     parser.add_argument("--case", default="", help="only cases whose name contains this")

@@ -31,7 +31,7 @@ UNLOCKED = (ROOT, "torch")
 
 
 def needed(root: str) -> dict[str, list[str]]:
-    """Return the direct dependencies of a package and of all its dependencies, by name, with the requested extras."""
+    """Return {package: its direct dependencies, those of requested extras too} of a package and its dependencies."""
     found: dict[str, list[str]] = {}
     work: list[tuple[str, frozenset[str]]] = [(root, frozenset())]
     seen = set()

@@ -18,7 +18,7 @@ fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 LOCKS="$(for lock in deploy/requirements-c[pu]*.lock; do basename "$lock" .lock; done | sed 's/^requirements-//' | paste -sd ' ')"
 [ -f "$LOCK" ] || fail "no lock $LOCK: EXTRA must be one of $LOCKS, not '$EXTRA'"
-# The CPU kernel, compiled for the levels of instructions that processors have; does nothing when it is up to date.
+# Compile the CPU kernel once for each instruction set; do nothing if it is up to date.
 build_kernel() { "$VENV/bin/python" embeddings/kernels/cpu/build.py > /dev/null || fail "the CPU kernel was not built"; }
 stamp="$(cat "$LOCK" pyproject.toml "$0" | sha256sum | cut -d' ' -f1)"
 if [ -x "$VENV/bin/evenkeel" ] && [ "$(cat "$VENV/.evenkeel-stamp" 2>/dev/null)" = "$stamp" ]; then

@@ -319,7 +319,7 @@ class EmbeddingTables(torch.nn.Module):
         return self.layout.weight(self._number(name))
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
-        """Return views of the optimizer state of table ``name``, by name of the part; raise ValueError if unknown.
+        """Return views of table ``name``'s optimizer state, keyed by the part's name; raise ValueError if unknown.
 
         The parts are m and v, or v, or sum, each [rows, dim], and last_update_step, int32 [rows]. RowwiseAdagrad's sum
         and RowwiseAdam's v are [rows].

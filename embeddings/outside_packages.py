@@ -15,13 +15,13 @@ class OutsidePackageError(ValueError):
 
 
 class Registry(dict[str, Kind]):
-    """Entries of this package by name; any other name is looked for among the entry points of other packages.
+    """Entries of this package, keyed by name; any other name is looked for among the entry points of other packages.
 
     A package that cannot be imported is an error only when its entry is used.
 
     Args:
         group: The group of entry points, such as ``evenkeel.stores``.
-        own: The entries of this package, by name.
+        own: The entries of this package, keyed by name.
     """
 
     def __init__(self, group: str, own: Mapping[str, Kind]):
@@ -66,7 +66,7 @@ def usable_forms(registry: Registry[Any]) -> str:
 
 
 def load_all(group: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Import a group's entry points; return the loaded objects by name, and the error messages of the rest by name."""
+    """Import a group's entry points; return {name: loaded object} and {name: error message of the import}."""
     loaded, broken = {}, {}
     for entry in entry_points(group=group):
         try:

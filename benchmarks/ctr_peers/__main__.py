@@ -1,4 +1,4 @@
-"""Our DNN, DCNv2 and DeepFM beside DeepCTR-Torch's and beside TorchRec with fused rowwise Adagrad.
+"""Our DNN, DCNv2 and DeepFM compared with DeepCTR-Torch and with TorchRec's fused rowwise Adagrad.
 
 ``.venv/bin/pip install --no-deps deepctr-torch==0.3.0`` (extra ``bench``; left out, so is that peer), then
 ``python -m benchmarks.ctr_peers auc [--out lines.jsonl]`` and ``python -m benchmarks.ctr_peers speed``. Same rows,
@@ -9,7 +9,7 @@ rowwise Adagrad. The files of the peers (deepctr, torchrec) describe how each is
 ``auc``: each library's learning rate is chosen on the *validation* split with seed 0, by hill climbing on a grid of
 half decades from the middle until both neighbours are worse; then seeds 0 .. N-1, each at its own best validation
 epoch, and the test AUC of that epoch. Seeds have their own order and initial values, and one split. ``speed``: tables
-of 500,000 rows; examples a second while training, after a warm-up, of each library in processes of their own, in turns.
+of 500,000 rows; examples a second while training, after a warm-up, of the libraries in turns, each in its own process.
 One JSON line for each training, a table, and the goals as PASS or FAIL; exit code 1 if one fails.
 """
 
@@ -52,16 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ctr_peers", description=__doc__.split("\n")[0])
     parser.add_argument("what", nargs="?", default="quick", choices=["all", "auc", "speed", "quick"])
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets, for auc")
-    parser.add_argument("--tasks", default="amazon_sports,ml1m", help="for auc")
+    parser.add_argument("--tasks", default="amazon_sports,ml1m", help="data sets of auc")
     parser.add_argument("--libraries", default=",".join(installed()))
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3, help="for speed")
-    parser.add_argument("--rows", type=int, default=1_500_000, help="for speed")
-    parser.add_argument("--features", type=int, default=26, help="for speed")
-    parser.add_argument("--ids", type=int, default=500_000, help="for speed: of each feature")
-    parser.add_argument("--batch-size", type=int, default=2048, help="for speed")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of speed")
+    parser.add_argument("--rows", type=int, default=1_500_000, help="rows of speed")
+    parser.add_argument("--features", type=int, default=26, help="features of speed")
+    parser.add_argument("--ids", type=int, default=500_000, help="ids of each feature of speed")
+    parser.add_argument("--batch-size", type=int, default=2048, help="batch size of speed")
     parser.add_argument("--steps", default="deepctr_torch=8,torchrec=200", help="timed steps of peers, for speed")
     parser.add_argument("--folder", type=Path, help="where rows are kept (default: a temporary folder)")
     parser.add_argument("--out", type=Path, help="file of JSON lines: added to, and trainings in it are not made again")

@@ -86,7 +86,7 @@ def auc_verdicts(lines: Sequence[Line]) -> list[Condition]:
             noise = 2 * float(gain.std(ddof=1)) / math.sqrt(len(gain))
             found.append(
                 Condition(
-                    f"{task} {model}: AUC beside {peer}",
+                    f"{task} {model}: AUC compared with {peer}",
                     float(gain.mean()) >= -noise,
                     f"{gain.mean():+.4f}, noise {noise:.4f}, {len(gain)} seeds",
                 )

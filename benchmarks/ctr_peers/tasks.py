@@ -25,14 +25,14 @@ from trainer.spec import DatasetSpec, JobSpec
 MODELS = ("dnn", "dcnv2", "deepfm")
 CROSS_LAYERS = 2
 DENSE_LEARNING_RATE = 0.001
-"""Learning rate of Adam for the dense part beside rowwise Adagrad, ours and TorchRec's."""
+"""Learning rate of Adam for the dense part if the tables have rowwise Adagrad, ours or TorchRec's."""
 HELD_OUT = ("validation", "test")
 NO_SPLIT = {"split": {"kind": "random", "validation": 0.0, "test": 0.0}}
 
 
 @dataclass(frozen=True)
 class Task:
-    """Rows and the protocol on them. ``hidden``: layers of the tower."""
+    """Rows, and how models are trained and evaluated on them. ``hidden``: layers of the tower."""
 
     name: str
     dataset: DatasetSpec
@@ -47,8 +47,8 @@ class Task:
     ) -> JobSpec:  # fmt: skip
         """Return our job: a row optimizer with its whole state on the tables, Adam on the rest.
 
-        AdamAR has the default alpha. Adam has the tables' learning rate, or beside rowwise Adagrad
-        DENSE_LEARNING_RATE.
+        AdamAR has the default alpha. Adam has the tables' learning rate, or DENSE_LEARNING_RATE if the tables have
+        rowwise Adagrad.
         """
         is_adam = optimizer != "rowwise_adagrad"
         dense_rate = learning_rate if is_adam else DENSE_LEARNING_RATE
@@ -102,7 +102,7 @@ def speed_task(folder: Path, num_rows: int, num_features: int, num_ids: int, bat
 class Request:
     """One training of a peer, in a process of its own. ``prepared``: folder of the coded rows.
 
-    With ``timed_steps`` nothing is evaluated: so many steps are timed after ``warm_steps``.
+    With ``timed_steps`` nothing is evaluated: after ``warm_steps`` steps this number of steps is timed.
     """
 
     prepared: str

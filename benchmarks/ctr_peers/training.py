@@ -23,7 +23,7 @@ ADAM_MIDDLE, ADAGRAD_MIDDLE = 1e-3, HALF_DECADE * 1e-2
 MIDDLE = dict.fromkeys((OURS, "ours_adam", DEEPCTR), ADAM_MIDDLE) | dict.fromkeys(
     ("ours_rowwise_adagrad", TORCHREC), ADAGRAD_MIDDLE
 )
-"""Start of the search for a learning rate: Adam's own default, and a usual one of rowwise Adagrad."""
+"""Learning rate at which the search begins: Adam's default, or a common rate of rowwise Adagrad."""
 Line = dict[str, Any]
 
 

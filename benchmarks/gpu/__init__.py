@@ -1,4 +1,4 @@
-"""Tests and benchmarks for a machine with a GPU: kernels and whole steps are timed beside their peers.
+"""Tests and benchmarks for a machine with a GPU: kernels and whole steps, timed in turns with their peers.
 
 `python -m benchmarks.gpu` (`make gpu-check`) runs them in stages; each writes its results at once.
 """

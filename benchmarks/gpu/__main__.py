@@ -1,9 +1,9 @@
 """make gpu-check: tests and benchmarks on the GPU of this machine, in stages; writes docs/gpu/NAME.json after each.
 
 Needs a CUDA GPU and a Python (3.11 or later) with numpy, psutil, pytest, hypothesis, triton and torch for CUDA,
-whatever their versions: they are recorded. Evenkeel need not be installed: run it from the repository. If FBGEMM for
-CUDA is installed, it is timed as a peer and its module is tested as a backend. If Evenkeel's dependencies are
-installed, whole jobs are tested; else the report says what was missing (:mod:`benchmarks.gpu.suites`).
+whatever their versions: they are recorded. Run it from the repository; Evenkeel does not have to be installed. If
+FBGEMM for CUDA is installed, it is timed as a peer and its module is tested as a backend. If Evenkeel's dependencies
+are installed, whole jobs are tested; else the report says what was missing (:mod:`benchmarks.gpu.suites`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STAGES = ("tests", "suites", "lookups", "updates", "steps", "train_steps", "prof
 
 
 def missing() -> list[str]:
-    """Return what this machine lacks, in words."""
+    """Return a sentence on the requirements that this machine lacks."""
     lacking = [f"the Python package {name}" for name in NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
         return lacking

@@ -112,7 +112,7 @@ def moving_share(tables: Any, inputs: list[Any]) -> float:
 
 
 def lookups(case: Case, copy: float, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield lines of lookups: ``plain``, ``sse`` (p = .01; beside ours without) and ``training`` (AdamAR)."""
+    """Yield lines of lookups: ``plain``, ``sse`` (p = .01; the peer is ours without SSE) and ``training`` (AdamAR)."""
     draw = sampler(case)
     inputs = [draw() for _ in range(INPUT_SETS)]
     moved = case.num_ids * (4 * case.dim + 8) + case.output_bytes
@@ -167,7 +167,7 @@ def updates(case: Case, copy: float, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def steps(case: Case, copy: float, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield a line of lookup, backward and update with AdamAR, beside peers' whole steps.
+    """Yield a line of lookup, backward and update with AdamAR, compared with peers' whole steps.
 
     Our lookup and update are timed separately and added: the update waits for the lookup, so with a GPU that is kept
     waiting the host would be timed. ``bytes_ratio``: bytes that ours has to move, over those of a step of rowwise

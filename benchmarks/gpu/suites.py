@@ -1,4 +1,4 @@
-"""Tests that need a GPU, run by `python -m benchmarks.gpu` in processes of their own, and the outcome of each."""
+"""Tests that need a GPU, each run by `python -m benchmarks.gpu` in its own process, and their outcomes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run_suite(suite: Suite) -> dict[str, Any]:
     )
     if probed.returncode:
         lines = probed.stderr.strip().splitlines() or [f"exit code {probed.returncode}"]
-        return {"outcome": "skipped", "reason": f"what it needs is not here: {lines[-1]}"}
+        return {"outcome": "skipped", "reason": f"a requirement is missing: {lines[-1]}"}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         # Without the repository's pytest settings: they name plugins and make warnings of other versions errors.

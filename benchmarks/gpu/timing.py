@@ -94,7 +94,7 @@ def copy_bandwidth(rounds: int = 15) -> float:
 
 
 def line(bench: str, case: str, times: Mapping[str, Times], copy: float, moved: float, **more: Any) -> dict[str, Any]:
-    """Print and return the line of ours, its peers, and a copy of as many bytes."""
+    """Print and return the line of ours, its peers, and a copy of ``moved`` bytes."""
     ours = times["ours"]
     found = {
         "bench": bench, "case": case, "ours_ms": round(ours.median, 4),

@@ -1,1 +1,1 @@
-"""The papers' tables as grids of ordinary jobs, run, resumed, and reported beside the published figures."""
+"""The papers' tables as grids of ordinary jobs, run, resumed, and compared with the published figures."""

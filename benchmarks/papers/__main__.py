@@ -1,4 +1,4 @@
-"""``python -m benchmarks.papers NAME``: a paper's tables, trained here, beside the published figures."""
+"""``python -m benchmarks.papers NAME``: a paper's tables, trained here, with the published figures next to ours."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RECIPES: dict[str, Callable[..., Recipe]] = {
 MAKE_ROWS = ("adamar", "alpha", "dropout", "generalization", "rff", "sse", "towers")
 DATA = Path("data")
 SEEDS = {"rff": 10}
-"""Default number of seeds, if not 3; the variances of the RFF paper are of ten runs."""
+"""Default number of seeds of papers where it is not 3; the RFF paper reports variances over ten runs."""
 QUICK_SEEDS = {"rff": 2}
 """Default number of seeds of the small form, if not 1."""
 

@@ -1,7 +1,7 @@
 """Timing of ours and a peer: interleaved in one process, on the same fresh inputs, with the same threads.
 
 One JSON object per line: ``ours_ms`` and ``peer_ms`` are medians, ``ratio`` = ours / peer (below 1 is better), ``iqr``
-the interquartile range of each in milliseconds, ``best`` the fastest of each. If ``iqr`` is as large as the median,
+the interquartile ranges of both in milliseconds, ``best`` their fastest times. If ``iqr`` is as large as the median,
 other programs were using the machine, and only ``best`` is meaningful.
 """
 
@@ -184,7 +184,7 @@ def main(
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--full", action="store_true", help="every workload, with 1 and 2 threads: up to half an hour")
     parser.add_argument("--iterations", type=int, default=31)
-    parser.add_argument("--threads", type=int, nargs="*", help="default: 1")
+    parser.add_argument("--threads", type=int, nargs="*", help="numbers of threads (default: 1)")
     parser.add_argument("--case", help=f"only workloads whose name contains this (default: {usual})")
     options = parser.parse_args()
     if options.threads is None:

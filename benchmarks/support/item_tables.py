@@ -32,7 +32,7 @@ _COLUMNS = ("vectors", "norms", "evidence", "counts")
 
 
 def succeeded(directory: Path) -> bool:
-    """Return whether the run in this directory ended successfully."""
+    """Return True if the run in this directory ended successfully."""
     file = directory / EXIT_FILE
     return file.exists() and bool(json.loads(file.read_text())["state"] == "succeeded")
 
@@ -136,7 +136,7 @@ class ItemTables:
         return self.folder / "runs" / name
 
     def _run(self, name: str, seed: int, init: str | None, rows: Path | None, changes: dict[str, Any]) -> Run:
-        # Each run has a collection of its own, since the caller decides what is published to shared ones.
+        # Each run has its own collection, since the caller decides what is published to shared ones.
         publish = self._publish() | {"collection": f"own-{_name(name)}"}
         document = self.job.model_dump(mode="json") | {"seed": seed, "name": name, "publish": publish} | changes
         dataset = self.dataset if rows is None else self.dataset.model_copy(update={"uri": str(rows)})

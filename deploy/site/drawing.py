@@ -51,7 +51,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class Arrow:
-    """An arrow between two boxes, given by name; dashed for a step that happens at another time."""
+    """An arrow between two boxes, given by their names; dashed for a step that happens at another time."""
 
     start: str
     end: str
@@ -64,7 +64,7 @@ def draw(title: str, boxes: dict[str, Box], arrows: list[Arrow]) -> str:
 
     Args:
         title: Alternative text for readers who do not see the picture.
-        boxes: The boxes, by name.
+        boxes: The boxes, keyed by name.
         arrows: The arrows between these boxes.
 
     Raises:

@@ -132,7 +132,7 @@ class DynamicIdMap:
         return Assigned(entries, new_entries, self._ids[new_entries], np.concatenate(gone))
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return copies of all arrays that determine later results, by name, for :meth:`load`."""
+        """Return copies of all arrays that determine later results, keyed by name, for :meth:`load`."""
         used = self.num_used
         return {
             "ids": self._ids[:used].copy(),

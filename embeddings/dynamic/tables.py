@@ -22,14 +22,14 @@ class DynamicTables(torch.nn.Module):
     id without a row reads row 1, the row of unknown ids. A row that passes to another id starts with initial values.
 
     Args:
-        settings: settings of each dynamic table, by name. Such a table has ``grows`` and ``settings.num_rows`` rows.
-            Tables left out are looked up by row numbers, as in EmbeddingTables.
+        settings: settings of each dynamic table, keyed by name. Such a table has ``grows`` and ``settings.num_rows``
+            rows. Tables left out are looked up by row numbers, as in EmbeddingTables.
         tables: as in EmbeddingTables.
         optimizer, options: as in EmbeddingTables.
 
     Attributes:
         tables: the EmbeddingTables with rows, state and optimizer. Row e + 2 belongs to entry e of ``ids``.
-        ids: the :class:`DynamicIdMap` of each dynamic table, by name.
+        ids: the :class:`DynamicIdMap` of each dynamic table, keyed by name.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The backends of embedding tables: their names, the default for a device, and the kernel of each."""
+"""The backends of embedding tables: their names, their kernels, and the default for a device."""
 
 from __future__ import annotations
 

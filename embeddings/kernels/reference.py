@@ -143,7 +143,7 @@ def _entries(
     weights: torch.Tensor | None,
     batch_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return, for a feature's ids that add something: the ids, the output row of each, and its weight."""
+    """Return (ids, their output rows, their weights) of those of a feature's ids that add to an output."""
     dtype, table, device = layout.compute_dtype, layout.tables[descriptor.table], indices.device
     bounds = offsets[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
     span = slice(int(bounds[0]), int(bounds[-1]))

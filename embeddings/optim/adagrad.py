@@ -57,4 +57,4 @@ class AdagradAR(AdaptiveDecay, Adagrad):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.weight_decay:
-            raise ValueError(f"weight_decay {self.weight_decay} beside alpha: use Adagrad's decay or AdagradAR's")
+            raise ValueError(f"weight_decay {self.weight_decay} with alpha: use Adagrad's decay or AdagradAR's")

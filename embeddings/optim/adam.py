@@ -61,7 +61,7 @@ class Adam(RowOptimizer):
             )
         if (horizon := self.idle_steps_until(VANISHED_PRESENT)) > MAX_HORIZON:
             raise ValueError(
-                f"beta1 {self.beta1} beside beta2 {self.beta2}: momentum lives for {horizon} idle steps, "
+                f"beta1 {self.beta1} with beta2 {self.beta2}: momentum lives for {horizon} idle steps, "
                 f"more than {MAX_HORIZON}; use moments 'lazy' or a smaller beta1"
             )
 
@@ -123,7 +123,7 @@ class AdamAR(AdaptiveDecay, Adam):
     Example:
         >>> from embeddings.optim import AdamAR
         >>> optimizer = AdamAR(learning_rate=0.001, alpha=1e-4)
-        >>> optimizer.moments, optimizer.state_names  # what each row keeps beside its weights
+        >>> optimizer.moments, optimizer.state_names  # what each row keeps besides its weights
         ('dense', ('m', 'v', 'last_update_step'))
     """
 

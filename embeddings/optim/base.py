@@ -39,7 +39,7 @@ class TouchedRows:
         theta: The rows [n, dim] after their decay; the rule replaces them.
         grad: Their summed gradients [n, dim].
         square: The squares of ``grad``; for an optimizer with one number for each row, their mean over the row [n, 1].
-        state: The state of the rows by name, [n, dim] or [n, 1]; the rule replaces it.
+        state: The state of the rows, name -> [n, dim] or [n, 1]; the rule replaces it.
         num_steps: Steps by which the running means of each row shrink [n, 1]: this one and, with dense moments, those
             since its last touch.
         step: The step, from 1.

@@ -48,8 +48,8 @@ from embeddings.optim.idle_momentum import IdleMomentum
 
 # r^J below this is dropped: the rest of an idle row's movement, in units of the first step's.
 VANISHED = {"float64": 1e-13, "float32": 1e-6}
-# Smallest eps term: a product of two roots must not underflow in float32, and the term must be small beside the root of
-# the smallest v.
+# Smallest eps term: a product of two roots must not underflow in float32, and the term must be small compared
+# with the root of the smallest v.
 SMALLEST_FLOOR = {"float64": 0.0, "float32": 1e-18}
 # Steps whose logarithms of decay are computed at a time.
 _BLOCK = 4096

@@ -50,7 +50,7 @@ class MomentumTerms:
         self.optimizer, self.horizon, self.smallest = optimizer, horizon, smallest
         self._power = 1.0 if optimizer.eps_inside_root else 0.5
         self.slope = -self._power * math.log(optimizer.beta2)
-        # No two terms are farther apart; what rounding left of a sum of nearly nothing may be.
+        # Largest distance of two terms. Nodes of sums that are nearly zero may be farther apart, by rounding.
         self._widest = self.slope * horizon - self._power * math.log1p(-optimizer.beta2)
         self._largest = 2.0 * self._power * math.log(LARGEST) - math.log(optimizer.eps)
         self.basis, self._counts = _basis_and_counts(

@@ -27,7 +27,7 @@ def compare(
         sampling: fields of :class:`embeddings.refresh.gate_checks.comparison.Sampling`.
 
     Returns:
-        Metrics by name; NaN for one that cannot be measured.
+        Metrics, keyed by name; NaN for one that cannot be measured.
 
     Raises:
         ValueError: vectors of different dims.

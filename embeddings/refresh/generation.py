@@ -156,7 +156,7 @@ def anchor_cosine(
     try:
         anchor = target.open(generation.anchor_version)
     except (CorruptStore, UnknownVersion):
-        # The figure only informs, so a failure to compute it holds nothing.
+        # The figure is only shown: a failure to compute it must not block the publication.
         return None
     old, new = shared_found(anchor, written)
     if not len(old):

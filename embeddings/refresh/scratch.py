@@ -30,7 +30,7 @@ def scratch_names(store: Store, collection: str) -> list[str]:
 
 
 def erase(store: Store, collection: str, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
-    """Erase ids from a collection and its scratch collections; else as ``Collection.erase``, which omits the latter."""
+    """Erase ids from a collection and its scratch collections, while ``Collection.erase`` omits scratch collections."""
     target = store.collection(collection)
     # Scratch collections first, so that an erasure recorded in the collection was applied to all of them.
     for scratch in map(store.collection, scratch_names(store, collection)):

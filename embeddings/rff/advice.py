@@ -1,4 +1,4 @@
-"""Advice on a view's dim and sigma, measured on the user's own vectors, beside a theoretical bound.
+"""Advice on a view's dim and sigma, measured on the user's own vectors and compared with a theoretical bound.
 
 K(h, h') = exp(-sigma^2 |h - h'|^2 / 2) is the kernel that features approximate. Two numbers decide whether they can:
 the error of phi's inner products against K, which depends on dim, and the variation of K between pairs of items (its
@@ -209,7 +209,7 @@ def _directions(vectors: Vectors, num_sampled: int) -> Array:
     """Return at most ``num_sampled`` unit rows, float64 [k, d], at even distances; zero rows are left out."""
     if not isinstance(vectors, Rows):
         vectors = np.asarray(vectors)
-    # Zero rows are rare: more than asked for are drawn, so that as many remain.
+    # Zero rows are rare: with twice the rows asked for, enough remain after zero rows are left out.
     rows = np.unique(np.linspace(0, len(vectors) - 1, min(len(vectors), 2 * num_sampled)).astype(np.int64))
     directions, norms = unit_rows(vectors[rows])
     directions = directions[np.isfinite(norms) & (norms > 0)]
@@ -226,7 +226,7 @@ def _sampled(vectors: Vectors, num_sampled: int) -> Array:
 
 
 def _pairs(directions: Array, sigma: float) -> tuple[Any, Array]:
-    """Return (indices of all pairs, K of each)."""
+    """Return (indices of all pairs, K of each pair)."""
     pairs = np.triu_indices(len(directions), 1)
     exact = np.exp(-(sigma**2) * (1.0 - np.clip(directions @ directions.T, -1, 1)))[pairs]
     return pairs, exact

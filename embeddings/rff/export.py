@@ -26,7 +26,7 @@ _ONNX_IR = 8
 
 
 def layer_metadata(features: RandomFourierFeatures, described: Mapping[str, Any]) -> dict[str, str]:
-    """Return the metadata that both formats carry beside U, as strings.
+    """Return the metadata that both formats store with U, as strings.
 
     It is ``described``, the formula, and the sha256 of the U in the file.
     """

@@ -29,8 +29,8 @@ BAG_SHARDINGS: dict[str, type[Any]] = {
 class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     """The sharded bags of a model: KeyedJaggedTensor -> KeyedTensor.
 
-    The order of the KeyedTensor's blocks depends on the plan: read blocks by name. A feature that two tables have is
-    named ``feature@table``.
+    The order of the KeyedTensor's blocks depends on the plan: look a block up by its feature's name. A feature that two
+    tables have is named ``feature@table``.
     """
 
     _held_as = "embedding_bags"
@@ -64,7 +64,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
     def _create_output_dist(self) -> None:
         super()._create_output_dist()
         if len(self._output_dists) == 1 and isinstance(way := self._output_dists[0], PooledDist):
-            # The exchange joins blocks anyway; in the model's order, they need not be reordered later.
+            # The exchange joins blocks anyway; here in the model's order, which saves reordering them later.
             way.sort(self._uncombined_embedding_names, self._block_names)
             dims = dict(zip(self._embedding_names, self._embedding_dims, strict=True))
             self._embedding_names = [name for name in self._block_names if name in dims]

@@ -26,7 +26,7 @@ class TableSettings:
     """Tables, optimizer, dtypes and seed from which every shard of the tables is built.
 
     Args:
-        tables: the tables of the model, by name; see :meth:`of`.
+        tables: the tables of the model, keyed by name; see :meth:`of`.
         optimizer: row optimizer of all tables.
         sse: swap probability and graph by feature.
         seed: seed of initial rows and SSE draws.
@@ -35,8 +35,8 @@ class TableSettings:
         dtype: type of stored rows; computations use its compute type, which is float32 for half-precision rows.
         state_dtype: type of optimizer state; None: the compute type.
         bounds: an id outside its table is an error on every rank (``fatal``), or counts as padding (``ignore``).
-        dtypes: ``dtype`` of single tables, by name.
-        state_dtypes: ``state_dtype`` of single tables, by name.
+        dtypes: ``dtype`` of single tables, keyed by table name.
+        state_dtypes: ``state_dtype`` of single tables, keyed by table name.
 
     Raises:
         ValueError: tables with different compute types.

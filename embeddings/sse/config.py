@@ -12,7 +12,7 @@ class SSEConfig:
     """Stochastic Shared Embeddings of one feature (Wu et al., NeurIPS 2019): p(j, j) = 1 - probability.
 
     Without ``graph`` a swapped id becomes each other live row equally often (SSE-SE, equation 5). With it each
-    neighbour is ``rho`` times as likely as each other row (SSE-Graph, equation 3); ``rho`` = 1 is SSE-SE. With
+    neighbour has ``rho`` times the probability of each other row (SSE-Graph, equation 3); ``rho`` = 1 is SSE-SE. With
     ``restart``, in [0.01, 1], the replacement is drawn from the visits of a random walk over neighbours, which returns
     to the id with this probability at each step; 1 is a uniform neighbour. With ``include_unknown`` the row of unknown
     ids is swapped and drawn as live rows are, and has no neighbours. Training never sees an unknown id, so without it

@@ -5,8 +5,8 @@ is never drawn on a hit. Rows below ``first_live_row`` (padding, unknown) are ne
 ``include_unknown`` the row before the live ones, that of unknown ids, is one of the N.
 
 SSE-Graph (equation 3): on a hit, row j with d neighbours becomes one of them with probability rho d / Z and one of the
-others with (N - 1 - d) / Z, Z = rho d + N - 1 - d, uniformly within both: each neighbour is rho times as likely as each
-other row.
+others with (N - 1 - d) / Z, Z = rho d + N - 1 - d. Draws within both are uniform: each neighbour
+has rho times the probability of each other row.
 
 A walk with restart (section 3.1): a random walk over neighbours returns to j with probability c before each step. On a
 hit, row j becomes row k != j with a probability proportional to that of finding the walk at k. To draw it, a walk stops
@@ -21,8 +21,8 @@ is :func:`block_shift`, ``index`` = sample >> s, and ``sample`` is the sample's 
 leads from sample -1 of the block to the first hit, each further distance from one hit to the next. Distance n is the
 number of words of
 :func:`distance_thresholds` that are not above word ``n & 3`` of stream 2^30 + n >> 2, plus 1: geometric, so that each
-sample hits with probability p0, independently. A block has 256 samples, or as many as make two hits likely if those
-are fewer: at p0 = .01 its 256 samples take three or four words.
+sample hits with probability p0, independently. A block has 256 samples, or fewer if these
+make two hits likely: at p0 = .01 its 256 samples take three or four words.
 
 The other draws are those of a hit alone: ``index`` = sample >> 2, word ``sample & 3`` of the result. A number below n
 is drawn by multiply-shift, n above 2^22 with the word of the same stream + 2^31 as the low half.

@@ -172,8 +172,8 @@ def main() -> None:
     home = os.environ.get("EVENKEEL_HOME", ".evenkeel")
     parser.add_argument("--store", default=os.environ.get("EVENKEEL_STORE_URL", str(Path(home, "store"))))
     parser.add_argument("--version", default="current")
-    parser.add_argument("--view", help="its features instead of the item vectors")
-    parser.add_argument("--entity", default="item", help="the join key")
+    parser.add_argument("--view", help="a view: export its features instead of the item vectors")
+    parser.add_argument("--entity", default="item", help="join key of the entity")
     parser.add_argument("--ttl-seconds", type=float, default=0.0, help="how long a row is valid; 0: for ever")
     options = parser.parse_args()
     exported = export_feast(

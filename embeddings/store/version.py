@@ -114,7 +114,7 @@ def verify_file(directory: Path, entry: FileEntry) -> Path:
 
 
 def mark_verified(directory: Path, entry: FileEntry) -> None:
-    """Record that this process hashed the file while writing it, so that ``verify_file`` need not read it."""
+    """Record that this process hashed the file while writing it, so that ``verify_file`` does not read it again."""
     path = directory / entry.name
     _verified.add(_mark(path, os.stat(path), entry))
 

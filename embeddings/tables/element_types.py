@@ -39,7 +39,7 @@ ELEMENT_TYPES: dict[str, ElementType] = {
         ElementType(name="bfloat16", num_bytes=2, cpu_number=3),
     )
 }
-"""Types by name, in the order of error messages."""
+"""Types, keyed by name, in the order in which error messages list them."""
 
 JOB_TYPES = tuple(name for name, one in ELEMENT_TYPES.items() if one.in_jobs)
 JOB_ROW_TYPES = tuple(name for name in JOB_TYPES if ELEMENT_TYPES[name].in_rows)

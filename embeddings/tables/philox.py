@@ -59,7 +59,7 @@ def uniform_below(n: int | np.ndarray, high: np.ndarray, low: np.ndarray) -> np.
     One word is enough up to n = 2^22; above, it is the high part of (high:low) * n.
 
     Args:
-        n: the bound, 1 <= n <= 2^32, one for all or one for each.
+        n: the bound, 1 <= n <= 2^32: one number, or an array with a bound for each word.
         high: uint64 array of 32-bit words.
         low: uint64 array of 32-bit words; ignored where one word is enough.
     """

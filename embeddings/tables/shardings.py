@@ -24,8 +24,8 @@ class Sharding:
         columns_over: the ranks over which columns are split; each column shard looks every id up again.
         replicated: True if every rank holds all rows.
         for_sequences: True if tables without pooling can be split in this way.
-        in_jobs: True if a job may name it.
-        by_planner: True if the planner may choose it for a job that names none.
+        in_jobs: True if a job may ask for this sharding.
+        by_planner: True if the planner may choose it for a job that asks for no sharding.
     """
 
     name: str

@@ -88,8 +88,8 @@ class IdIndex:
 
 
 def _shift(width: int, num_keys: int) -> int:
-    """Return the shift that divides 0 .. ``width`` into at least half as many buckets as keys, and at most as many.
+    """Return the shift that divides 0 .. ``width`` into at most ``num_keys`` buckets, and at least half of that.
 
-    If the width is smaller than the number of keys, every number has a bucket of its own.
+    If the width is smaller than the number of keys, each number has its own bucket.
     """
     return (width // num_keys).bit_length()

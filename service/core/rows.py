@@ -135,7 +135,7 @@ async def first_row(
 ) -> Row | None:
     """Return the first row of a query, or None if the query returns no row.
 
-    ``values`` are the query's parameters, by name.
+    ``values`` are the query's parameters, keyed by name.
     """
     columns = (await connection.execute(query, values)).mappings().first()
     return None if columns is None else as_row(kind, columns)

@@ -1,6 +1,6 @@
 """Tenants: groups of keys that are isolated from each other. See docs/adr/0028-tenants.md.
 
-Every key belongs to one tenant, and so does everything created with it. A tenant is created with its first key. An
+Every key, and everything created with the key, belongs to one tenant. A tenant is created with its first key. An
 admin key of the default tenant is the operator's: it sees the jobs, keys and audit log of all tenants, and acts for the
 tenant named by the header ``Evenkeel-Tenant``.
 """

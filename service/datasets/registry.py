@@ -143,7 +143,7 @@ async def get(connection: AsyncConnection, tenant: str, name: str) -> DatasetRow
 
 
 async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
-    """Remove the dataset; its files stay, and so do the jobs, which hold a copy of its spec."""
+    """Remove the dataset from the registry. Its files stay, and its jobs, since each has a copy of the spec."""
     await get(connection, tenant, name)
     schedule = tables.schedule.c
     users = await connection.execute(sa.select(schedule.name, schedule.job).where(schedule.tenant == tenant))

@@ -76,7 +76,7 @@ class Audit:
             try:
                 await asyncio.to_thread(self._keep, row)
             except OSError as full:
-                lost = "audit: neither the database (%s) nor %s (%s) takes this entry: %s"
+                lost = "audit: entry lost, neither the database (%s) nor the file %s (%s) could be written: %s"
                 log.error(lost, error, self._file, full, _text(row))
             else:
                 log.error("audit: the database cannot take an entry, which is kept in %s: %s", self._file, error)

@@ -169,7 +169,7 @@ class Authenticator:
             try:
                 await self.inform()
             except Exception as error:  # nothing awaits this task, so it must survive any error
-                # Until the next round has finished, even if the database hangs.
+                # Count the database as away until the next round has finished, even if the database hangs.
                 self._away_until = time.monotonic() + self._retry_seconds + ANSWER_SECONDS + 1
                 if not trouble:
                     log.warning("keys cannot be read from the database, cached ones stay valid: %s", error)

@@ -272,10 +272,10 @@ def write_admin_key(settings: Settings, key: str) -> None:
 class KnownKeys(NamedTuple):
     """Keys in a file, for a process that serves vectors and starts while the database is down.
 
-    For each key in the database when it last answered, the file (0600) has its SHA-256, id, name, tenant, scopes and
-    expiry. It never holds a key itself: a key has 192 random bits, so its hash gives no access. ``principals`` maps a
-    key's digest to its principal. ``confirmed_at`` is the time at which the database confirmed them, in seconds since
-    1970.
+    The file (0600) has the SHA-256, id, name, tenant, scopes and expiry of each key that the database had when it last
+    answered. The file never holds a key itself: a key has 192 random bits, so its hash gives no access. ``principals``
+    maps a key's digest to its principal. ``confirmed_at`` is the time at which the database confirmed them, in seconds
+    since 1970.
     """
 
     principals: dict[str, Principal]

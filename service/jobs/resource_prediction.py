@@ -38,8 +38,8 @@ def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Resource
     """Predict the needs of a job during the request that submits it.
 
     Returns:
-        The needs, or None for a dataset that is too large to be counted during a request or cannot be read. In the
-        latter case the run reports the error.
+        The needs, or None for a dataset that is too large to be counted during a request, or that cannot be read; the
+        run reports why it cannot.
 
     Raises:
         Problem: 422, with the arithmetic, for a job that could never run here.

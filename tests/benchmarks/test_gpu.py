@@ -134,5 +134,5 @@ def test_tests_whose_imports_are_missing_are_skipped_with_the_reason():
     found = run_suite(Suite(("tests/trainer/launch/test_on_gpu.py",), "import nothing_of_this_name"))
     assert found == {
         "outcome": "skipped",
-        "reason": "what it needs is not here: ModuleNotFoundError: No module named 'nothing_of_this_name'",
+        "reason": "a requirement is missing: ModuleNotFoundError: No module named 'nothing_of_this_name'",
     }

@@ -37,7 +37,7 @@ from trainer.storage.folders import Folders
 # Version 1 had neither columns nor attached files. It was never released, and is refused.
 FORMAT_VERSION = 2
 DENSE_FILE = "dense.safetensors"
-# A table is written in pieces of about this size, so that saving needs little memory beside the table itself.
+# A table is written in pieces of about this size, so that saving needs little memory besides the table itself.
 PIECE_BYTES = 256 * 2**20
 
 
@@ -45,10 +45,10 @@ PIECE_BYTES = 256 * 2**20
 class TableShard:
     """A rectangle of one table that a rank holds: consecutive rows, with all of their columns or consecutive columns.
 
-    ``weight`` is [rows, columns]. ``state`` has optimizer state by name: a 2-D tensor has the shape of ``weight``; a
-    1-D tensor, [rows], holds one value for each row and is the same in all column pieces of a row. The rectangle begins
-    at ``row_start`` and ``column_start`` of the table, which has ``num_rows`` rows and ``dim`` columns. If ``dim`` is
-    None, the table has as many columns as ``weight``.
+    ``weight`` is [rows, columns]. ``state``, keyed by name, is the optimizer state: a 2-D tensor has the shape of
+    ``weight``; a 1-D tensor, [rows], holds one value for each row and is the same in all column pieces of a row. The
+    rectangle begins at ``row_start`` and ``column_start`` of the table, which has ``num_rows`` rows and ``dim``
+    columns. If ``dim`` is None, the table has as many columns as ``weight``.
     """
 
     name: str
@@ -92,9 +92,9 @@ def save(
         directory: a folder that all ranks see, or with ``folders`` a folder of this host.
         step: number of completed steps at which the checkpoint is taken; it becomes part of the name.
         tables: this rank's rows.
-        dense: dense tensors by name; only rank 0's are written.
+        dense: dense tensors, keyed by name; only rank 0's are written.
         extra: values that JSON can hold: completed steps, data position, spec.
-        attached: files by name in the checkpoint, which gets copies of them; only rank 0's are copied.
+        attached: further files of the checkpoint, name -> path of the file to copy; only rank 0's are copied.
         keep_last: number of newest checkpoints to keep. Checkpoints of later steps than ``step`` are removed: they
             exist only if a resume has gone back to an earlier step.
         group: the ranks that save; None: all of them.
@@ -348,7 +348,7 @@ class Checkpoint:
         column_start: int = 0,
         column_count: int | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return weight [row_count, column_count] and optimizer state by name of a rectangle of a table.
+        """Return a rectangle of a table: its weight [row_count, column_count] and {name: optimizer state}.
 
         Any ranks may have written it. State with one value for each row is [row_count], for any columns. A count of
         None means all rows, or columns, of the table.
@@ -406,7 +406,7 @@ class Checkpoint:
         }
 
     def read_dense(self) -> dict[str, Tensor]:
-        """Return the dense tensors that rank 0 saved, by name."""
+        """Return the dense tensors that rank 0 saved, keyed by name."""
         with self._open(self._body["dense"]["file"]) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
 

@@ -20,7 +20,7 @@ class Position:
     warm start. ``evaluated``: number of epochs evaluated. ``loss_sum``, ``loss_count``: sum of the training losses, and
     number of samples, in the current epoch. ``stopped``: True if early stopping has ended training. ``place``: the
     position of the next row in a one-pass job's data (trainer.data.one_pass.position), None for other jobs.
-    ``calibration``: by label, the map from scores to calibrated probabilities (trainer.output_calibration); None unless
+    ``calibration``: label -> the map from scores to calibrated probabilities (trainer.output_calibration); None unless
     these parameters were the last to be validated.
     """
 

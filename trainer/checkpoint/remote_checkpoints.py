@@ -140,7 +140,13 @@ def make_view(said: dict[str, Any], directory: Path) -> None:
 
 
 class View(NamedTuple):
-    """A local view (see the module) of a stored checkpoint: ``directory`` shows ``folder``, one of ``folders``."""
+    """A local view of a stored checkpoint, as the module's docstring defines it.
+
+    Attributes:
+        directory: the view.
+        folders: the storage's folders of checkpoints.
+        folder: the folder of this checkpoint.
+    """
 
     directory: Path
     folders: Folders

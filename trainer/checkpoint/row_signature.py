@@ -31,7 +31,7 @@ _BLOCK = 1 << 16
 
 
 def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, Any]:
-    """Return the settings that give stored rows their meaning, as JSON values by name.
+    """Return the settings that give stored rows their meaning, as JSON values, keyed by name.
 
     ``optimizer`` is its kind, and each of its fields has an entry. ``dtype`` and ``state_dtype`` are types, or types by
     table if tables differ. ``ahead``: True if rows are stored with movement that is still to come

@@ -107,7 +107,7 @@ def _best(run: Run) -> Checkpoint:
             raise
         except CheckpointError:
             continue
-        # Only a checkpoint that was written right after its epoch's evaluation, before the next epoch began.
+        # Skip checkpoints that were not written right after an epoch's evaluation, before the next epoch began.
         if position.evaluated and not position.loss_count:
             there[position.evaluated] = path
     if best not in there:

@@ -127,7 +127,7 @@ class DynamicRows:
     """The map from ids to rows of a job's dynamic tables, on this rank. In a job without any, batches stay unchanged.
 
     Attributes:
-        ids: by table, the map from ids to entries. Entry e is row e + 2: rows 0 and 1 are padding and the unknown id.
+        ids: table -> the map from ids to entries. Entry e is row e + 2: rows 0 and 1 are padding and the unknown id.
     """
 
     def __init__(self, job: JobSpec, data: PreparedData, sharded: ShardedState) -> None:
@@ -203,7 +203,7 @@ class DynamicRows:
     def _swapped(self, batch: Batch, step: int, taken: Mapping[str, Int64s]) -> Batch:
         """Return the batch with SSE applied to features of dynamic tables.
 
-        Rows are swapped among ``taken``: by table, the ascending rows that are padding, the unknown id's or an id's.
+        Rows are swapped among ``taken``: table -> the ascending rows that are padding, the unknown id's or an id's.
         """
         features = batch.features
         values, offsets, stride = features.values().numpy().copy(), features.offsets(), features.stride()
@@ -230,7 +230,7 @@ class DynamicRows:
         return "; ".join(sentences)
 
     def _keys_of(self, position: int, size: int) -> dict[str, Int64s]:
-        """Return, by dynamic table, the hashes of the ids of a whole batch of prepared data."""
+        """Return {dynamic table: hashes of the ids} of a whole batch of prepared data."""
         epoch, inside = divmod(position, self._data.steps_per_epoch)
         start = inside * self._data.batch_size
         samples, found = self._order.rows(epoch, start, start + size), {}
@@ -314,7 +314,7 @@ class DynamicRows:
 
 
 def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
-    """Return the saved state of the map from ids to rows, arrays by name, for each of the dynamic ``tables``.
+    """Return {table: {name: array}}, the saved state of the map from ids to rows of each dynamic table.
 
     Tables that the checkpoint lacks are left out: they belong to features that a warm start adds.
 

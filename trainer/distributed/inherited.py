@@ -51,7 +51,7 @@ class InheritedCheckpoint(Checkpoint):
     Rows of new ids and tables of new features are missing from it.
 
     Attributes:
-        inheritance: the parts of the parent that the job takes over, by name.
+        inheritance: features and tables that the job continues from its parent.
         optimizer_notes: messages for the user about optimizers with other settings than the parent's.
     """
 
@@ -129,7 +129,7 @@ class InheritedCheckpoint(Checkpoint):
         ``row_start``: number of the first of these consecutive rows in the parent's table.
         """
         (before, after), width = self.inheritance.embedding_dim, self._job.model.table_columns(table)
-        # Rows may hold vectors side by side (item2vec), and the weight of an id after its vector.
+        # A row may consist of two vectors of equal length (item2vec), or of a vector and then the id's weight.
         part, column = np.divmod(np.arange(width), after)
         known = torch.from_numpy(column < before)
         drawn = self.inheritance.drawn
@@ -267,7 +267,8 @@ class InheritedCheckpoint(Checkpoint):
 
     def _renamed(self, features: tuple[str, ...]) -> tuple[str, ...]:
         found = tuple(self._names.get(name, name) for name in features)
-        # Names of pairs are sorted; names of products with other layers keep the order of the layers.
+        # A pair of features is named in sorted order (pairs_of in trainer.models.base), so sort the new names too. A
+        # product in xDeepFM's CIN names first the feature from the layer below, so keep that order.
         return tuple(sorted(found)) if len(features) == 2 and features == tuple(sorted(features)) else found
 
     def _renamed_parameter(self, name: str) -> str:

@@ -59,7 +59,7 @@ def make_plan(
     ``settings`` determine the memory of a row; ``device`` is the device of this rank's tables.
 
     Raises:
-        ValueError: a sharding is not available, or the tables do not fit; the message then has the bytes of each.
+        ValueError: a sharding is not available, or the tables do not fit; the message then has each table's bytes.
     """
     world_size = dist.get_world_size(group)
     _check_shardings(request.shardings, settings.tables, world_size)

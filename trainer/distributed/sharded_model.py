@@ -116,7 +116,7 @@ class ShardedModel(ShardedState):
     Attributes:
         parallel: TorchRec's DistributedModelParallel.
         module: the model itself, its embeddings replaced by :class:`embeddings.sharding.ShardedTables`.
-        tables: the table configs by name.
+        tables: the table configs, keyed by name.
     """
 
     def __init__(self, parallel: DistributedModelParallel, tables: Mapping[str, TableConfig], group: dist.ProcessGroup):
@@ -207,10 +207,10 @@ class ShardedModel(ShardedState):
         self._birth_step = self._completed_steps
         self._sharded.reset(self._birth_step)
 
-    # --- what is where -----------------------------------------------------------------------------------------------
+    # --- placement ---------------------------------------------------------------------------------------------------
 
     def shares(self) -> dict[str, list[list[Rectangle]]]:
-        """Return, by table, a list with the rectangles that each rank holds, sorted, without empty ones. Collective.
+        """Return {table: list of the rectangles that each rank holds}, sorted, without empty ones. Collective.
 
         Raises:
             AssertionError: the rectangles differ from the plan, or do not make up each table exactly.

@@ -60,7 +60,7 @@ class ShardedState:
 
     Attributes:
         module: the model, its embeddings replaced by :class:`embeddings.sharding.ShardedTables`.
-        tables: the table configs by name.
+        tables: the table configs, keyed by name.
     """
 
     def __init__(self, module: RankingModel, tables: Mapping[str, TableConfig], group: dist.ProcessGroup):
@@ -134,7 +134,7 @@ class ShardedState:
     def state_for_checkpoint(
         self, dense_optimizer: torch.optim.Optimizer | None = None
     ) -> tuple[list[TableShard], dict[str, Tensor]]:
-        """Return this rank's rows with their optimizer state, and the dense tensors of model and optimizer by name."""
+        """Return this rank's rows with their optimizer state, and {name: dense tensor} of model and optimizer."""
         shards = [
             TableShard(
                 piece.name,

@@ -53,7 +53,7 @@ class _Measured(NamedTuple):
 class Rankings(NamedTuple):
     """Users as rows of their table, ascending [u], and rankings of their relevant items.
 
-    ``full``: among all items; ``sampled``: among sampled items, None if not asked for.
+    ``full``: ranked among all items. ``sampled``: ranked among sampled items; None if no metric needs it.
     """
 
     users: npt.NDArray[np.int64]
@@ -241,7 +241,7 @@ class Evaluator:
     def _evaluated(
         self, split: str, sample_users: int | None = None
     ) -> Iterator[tuple[npt.NDArray[np.int64], Batch, tuple[npt.NDArray[Any], ...]]]:
-        """Yield for each batch (positions in the split, batch, outputs of the model) of this rank's slice of it."""
+        """Yield (positions in the split, batch, outputs of the model) for this rank's slice of each batch."""
         catalogue = self.model.catalogue(self.data, self.device)
         for batch in self._batches(split, sample_users):
             start = batch.step * self._batch_size + batch.sample_offset
@@ -304,7 +304,7 @@ class Evaluator:
         return Rankings(all_ranks.relevant_users, Ranking(all_ranks.ranks, users, all_ranks.num_relevant), alone)
 
     def _by_unit(self, sampled: Ranking | None, full: Ranking) -> dict[str, npt.NDArray[np.float64]]:
-        """Return by name the job's ranking metrics, with a value for each user or example, float64 [n]."""
+        """Return {name: values} of the job's ranking metrics: a value for each user or example, float64 [n]."""
         by_name = {}
         for name in self.metrics:
             parts = ranking_parts(name)

@@ -65,7 +65,7 @@ class Ranks(NamedTuple):
 class HeldOut:
     """Relevant items and excluded candidates for this rank's share of a split's users.
 
-    ``known``: by table, flags of the rows that count, bool [rows]; users and items with other rows are left out.
+    ``known``: table -> flags of the rows that count, bool [rows]; users and items with other rows are left out.
     ``max_users``: most users of all ranks together, chosen evenly; None: all users.
     """
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 class ServedRows(NamedTuple):
     """Map from the rows of the model to those of the served model's checkpoint.
 
-    ``rows``: by table, number of the checkpoint's row to load into each row of the model, int64 [num_rows], -1 for
-    none; :meth:`ShardedState.load_from` reads it. ``known``: by table, flags of the codes whose id both models know.
+    ``rows``: table -> number of the checkpoint's row to load into each row of the model, int64 [num_rows], -1 for
+    none; :meth:`ShardedState.load_from` reads it. ``known``: table -> flags of the codes whose id both models know.
     """
 
     rows: dict[str, torch.Tensor]
@@ -93,7 +93,7 @@ def differences(
     return *found, ranked.difference_from(ranked_before)
 
 
-# --- what the served model is ----------------------------------------------------------------------------------------
+# --- the served model ------------------------------------------------------------------------------------------------
 
 
 def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, served: Checkpoint) -> ServedRows:

@@ -28,12 +28,12 @@ Figures = dict[str, Any]
 
 
 def gathered(names: Sequence[str], rows: Rows) -> Figures:
-    """Return by name the metrics ``names``, computed from ``rows``, which are all ranks' rows."""
+    """Return {name: value} of the metrics ``names``, computed from ``rows``, which are all ranks' rows."""
     return {name: METRICS[name].of_rows(rows) for name in names}
 
 
 def intervals(metrics: Sequence[str], rows: Rows, asked: Intervals, seed: int) -> dict[str, tuple[float, float]]:
-    """Return by name (low, high), the bootstrap intervals of the metrics that have one; ``rows``: all ranks' rows."""
+    """Return {name: (low, high)}, bootstrap intervals of the metrics that have one; ``rows``: all ranks' rows."""
     if rows.any_nan:
         return {}
     resampled = {name: one for name in metrics if (one := METRICS[name].resampled(rows)) is not None}
@@ -57,7 +57,7 @@ def _statistics(resampled: dict[str, Resampled], times: Int64s) -> dict[str, flo
 
 
 def _units(users: npt.NDArray[np.int32]) -> Int64s:
-    """Return a number from 0 for each user; a row without one is a user of its own."""
+    """Return each row's user as a number from 0; rows without a user all have different numbers."""
     known = users >= 0
     units = np.empty(len(users), np.int64)
     _, units[known] = np.unique(users[known], return_inverse=True)
@@ -66,7 +66,7 @@ def _units(users: npt.NDArray[np.int32]) -> Int64s:
 
 
 def streamed(names: Sequence[str], rows: Rows, group: dist.ProcessGroup | None) -> Figures:
-    """Return the metrics ``names`` over all ranks' rows, by name; ``rows`` are this rank's. Collective.
+    """Return {name: value} of the metrics ``names`` over all ranks' rows; ``rows`` are this rank's. Collective.
 
     The values are valid on rank 0 only. ``group``: None if there is only one rank.
     """

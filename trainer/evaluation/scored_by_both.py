@@ -239,7 +239,7 @@ class Scorer:
     def users(self) -> Int64s | None:
         """Return a number for the user of each row [n]; None if rows have no users.
 
-        A row without a known user has a number of its own.
+        Rows without a known user all have different numbers.
         """
         names = [key.name for key in self.data.keys if not key.is_list]
         if self.data.sequence is None and "user" not in names:

@@ -33,9 +33,9 @@ def measures(subject: Subject) -> dict[str, Any]:
     """Return the measures as JSON.
 
     ``sharpness``: figures as trained and, if some layers can be rescaled, ``rescaled``; ``rescaling`` has the largest
-    change of a loss. ``matrices``: spectra by name, and test losses at each share of the rank. ``gradients``: norms by
-    parameter. ``bounds``, for classifiers of rows only: mean losses in [0, 1], and bounds on the gap by PAC-Bayes and
-    by theorem 4.1 of Wei, Kakade and Ma.
+    change of a loss. ``matrices``: spectra, keyed by name, and test losses at each share of the rank. ``gradients``:
+    norms, keyed by parameter. ``bounds``, for classifiers of rows only: mean losses in [0, 1], and bounds on the gap by
+    PAC-Bayes and by theorem 4.1 of Wei, Kakade and Ma.
     """
     figures: dict[str, Any] = {
         "sample": subject.num_rows,
@@ -113,7 +113,7 @@ def random_fit(subject: Subject) -> dict[str, Any]:
 
 
 def sharpness(subject: Subject) -> dict[str, float]:
-    """Return three measures of sharpness by name, and the same three relative to the parameters' magnitudes."""
+    """Return three measures of sharpness, keyed by name, absolute and relative to the parameters' magnitudes."""
     point, scale = subject.point, subject.point.magnitudes()
     return {
         "lambda_max": top_eigenvalue(point),

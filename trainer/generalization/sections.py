@@ -214,8 +214,8 @@ def _bounds(measured: Mapping[str, Record], fits: Mapping[str, Record]) -> Itera
                 "Complexity by norms: a bound on the empirical Rademacher complexity of an MLP over embeddings by the "
                 "Frobenius norms of its layers and tables (Li and Lyu, preliminaries), for `dnn` without numbers. It "
                 "is that of the logit; above 1 it says nothing about the gap, and serves only to compare jobs. "
-                "Massart: the complexity of as many functions as the parameters' bits can encode (section 5); above 1 "
-                "it says nothing either.",
+                "Massart: the complexity of the set of functions that the parameters' bits can encode (section 5); "
+                "above 1 it says nothing either.",
             ),
         )  # fmt: skip
 
@@ -243,8 +243,8 @@ def _linear_bounds(measured: Mapping[str, Record]) -> Iterator[Section]:
              "bound", ""),
             tuple(lines),
             (
-                "mu and nu: means over all training rows of the length of the gradient of the cross-entropy by the "
-                "logits of two classes, and of the trace of its Hessian. The bound is on the loss of new rows, "
+                "mu and nu are means over all training rows of derivatives of the cross-entropy by the logits of two "
+                "classes: of the gradient's length, and of the Hessian's trace. The bound is on the loss of new rows, "
                 f"truncated at {TRUNCATION:g}, with probability {1 - DELTA:g}: 1.01 times the training loss, truncated "
                 f"too, and the four terms. Vacuous: {COIN:.3f} or more, the loss of a fair coin.",
                 "The theorem holds for linear models and has a universal constant that the paper does not give: 1 is "
@@ -334,7 +334,7 @@ class Distance:
     """Distances between two trained models.
 
     ``epsilon`` and ``mean``: the largest and the mean absolute difference between the losses of an example. ``risk``:
-    the difference of the mean losses, at most ``mean``. ``parameters``: |a - b| / |a| by name.
+    the difference of the mean losses, at most ``mean``. ``parameters``: |a - b| / |a| of each parameter.
     """
 
     epsilon: float
@@ -348,7 +348,7 @@ def distance(
 ) -> Distance:
     """Return the distances of models A(S) and A(S').
 
-    Losses are [n], of the same held-out examples; parameters are by name.
+    Losses are [n], of the same held-out examples; parameters are keyed by name.
     """
     apart = np.abs(losses.astype(np.float64) - other_losses)
     return Distance(

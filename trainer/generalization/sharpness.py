@@ -120,7 +120,7 @@ def _lanczos(times: object, start: Tensor, num_steps: int) -> tuple[list[float],
 
 
 def gradient_norms(point: Point) -> dict[str, tuple[float, float]]:
-    """Return by parameter (|gradient|, |gradient| / |value|), Euclidean; the ratio is NaN for a parameter of zeros."""
+    """Return {parameter: (|gradient|, |gradient| / |value|)}, Euclidean; the ratio is NaN if all values are zero."""
     norms = {}
     for (name, leaf), gradient in zip(point.parameters.items(), point.gradient(), strict=True):
         length, size = float(gradient.double().norm()), float(leaf.detach().double().norm())

@@ -85,7 +85,7 @@ def truncated_losses(
     loss: Callable[[], float],
     shares: Sequence[float] = SHARES,
 ) -> dict[str, list[float]]:
-    """Return, by matrix, ``loss()`` with this matrix cut to each share of its rank and all others whole.
+    """Return {matrix: ``loss()`` with this matrix cut to each share of its rank and all others whole}.
 
     The entry ``all`` has the losses with all matrices cut. ``matrices`` [n, d] are changed in place and restored.
     """

@@ -163,4 +163,4 @@ def _outputs(run: Run, path: Path) -> dict[str, Any]:
 Measure = Callable[[Run, Path], dict[str, Any]]
 """``measure(run, file of arrays)``: figures that JSON can hold; arrays go into the file."""
 MEASURES: dict[str, Measure] = {"generalization": _generalization, "random_fit": _random_fit, "outputs": _outputs}
-"""Measures of a trained model by name: all of them, its fit of random labels, losses and parameters for stability."""
+"""Measures, keyed by name: the whole report, the fit of random labels, losses and parameters for stability."""

@@ -7,7 +7,7 @@ a run storage. Default: ``exports/step-STEP`` in the run's storage. The folder h
     table-NAME.arrow      raw ids, and embedding rows as the model reads them, in the order of the table's rows
     dense.onnx            the dense part, from looked-up rows to scores, if ONNX can express it
     dense.pt2             the dense part as a program of torch.export
-    dense.safetensors     the dense part's weights, by name
+    dense.safetensors     the dense part's weights, keyed by name
     join-FEATURE.parquet  the joined column of each feature that has a join
     items.parquet         the item table, if it has numbers or vectors
 """
@@ -159,7 +159,7 @@ def dense_part(predictor: Predictor) -> DensePart:
 def _write_table(path: Path, ids: pa.Array, columns: dict[str, np.ndarray[Any, Any]]) -> None:
     """Write a table as an Arrow file of one batch: column ``id``, and columns of float32 lists of fixed size.
 
-    ``id`` is null in rows 0 (padding) and 1 (unknown id). ``columns``: by name, float32 [rows, size].
+    ``id`` is null in rows 0 (padding) and 1 (unknown id). ``columns``: name -> float32 [rows, size].
     """
     special = pa.nulls(2, ids.type)
     arrays = [pa.concat_arrays([special, ids])]

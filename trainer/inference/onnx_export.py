@@ -49,8 +49,8 @@ class DensePart(nn.Module):
     The last input is ``dense`` [b, n], if the model reads numeric features or vectors.
 
     Args:
-        features: number of columns, by name of the features that it scores with; others of the model are zeros.
-        keys: number of columns, by name of all features of the model.
+        features: feature that it scores with -> number of columns; the model's other features are zeros.
+        keys: feature -> number of columns, for all features of the model.
         lists: names of the features that are lists.
         length: l of a sequence.
     """
@@ -135,12 +135,12 @@ class DensePart(nn.Module):
         return tuple([*inputs, draw(rows, self.model.num_columns)] if self.model.num_columns else inputs)
 
     def dynamic(self) -> dict[str, dict[int, str]]:
-        """Return by input the axis of variable size and its name: the batch, or the number of ids in all its lists."""
+        """Return each input's axis of variable size and its name: the batch, or the number of ids in all its lists."""
         ids = self.lists if self.layout == "rows" else ()
         return {name: {0: f"{name}__ids" if name in ids else "batch"} for name in self.inputs}
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the model's parameters and buffers by name; names are those in a checkpoint."""
+        """Return the model's parameters and buffers, keyed by their names in a checkpoint."""
         return {name: value.detach() for name, value in (*self.model.named_parameters(), *self.model.named_buffers())}
 
 

@@ -33,7 +33,7 @@ class Scorer(Protocol):
 
     @property
     def outputs(self) -> dict[str, pa.DataType]:
-        """Types of the columns that :meth:`score` returns, by name."""
+        """Types of the columns that :meth:`score` returns, keyed by column."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class Scorer(Protocol):
 class Summary:
     """Result of a scoring run: its output, time and counts of rows and files.
 
-    ``unknown``, ``missing``: by feature, numbers of ids that the model does not know, and of null ids. ``matches``: as
+    ``unknown``, ``missing``: feature -> numbers of ids that the model does not know, and of null ids. ``matches``: as
     in :class:`EncodedRows`.
     """
 

@@ -72,7 +72,7 @@ class Predictor(RowScorer):
         tables: rows of every embedding table, as the model reads them.
         candidates: for a sequence model, item vectors that queries are multiplied with, [rows of the item table, dim].
         numeric: the numeric features that it reads, with the statistics of training.
-        calibrators: by label, the map from scores to probabilities, if the job asks for ``output_calibration``.
+        calibrators: label -> the map from scores to probabilities, if the job asks for ``output_calibration``.
         notes: remarks on the checkpoint for the user, in words.
 
     Raises:
@@ -198,7 +198,7 @@ class _Past:
 
 
 def calibrators_of(job: JobSpec, checkpoint: Checkpoint) -> dict[str, Calibrator]:
-    """Return by label ("" for a single label) the calibrators fitted to a checkpoint's scores; {} if the job asks none.
+    """Return {label: calibrator fitted to a checkpoint's scores}, "" for a single label; {} if the job asks for none.
 
     A checkpoint from within an epoch has no calibrators, because its scores of validation rows were not computed. The
     result is then :class:`Uncalibrated` with the reason, under "" for all labels.

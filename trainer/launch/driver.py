@@ -1,6 +1,6 @@
 """The driver of one attempt: it prepares data, starts ranks, publishes, and always records exactly one final state.
 
-The driver owns the run directory. A function that it gets starts the ranks (trainer.launch.on_ray,
+The driver owns the run directory. Its caller passes the function that starts the ranks (trainer.launch.on_ray,
 trainer.launch.on_host), so the driver is the same with and without Ray.
 """
 
@@ -214,7 +214,7 @@ class _Attempt:
         print(message, flush=True)
         self.events.write("info", message=message, **figures)
 
-    # --- being stopped -----------------------------------------------------------------------------------------------
+    # --- stopping ----------------------------------------------------------------------------------------------------
 
     def _check_cancel(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--init", type=Path, help="run directory or checkpoint to warm-start from")
     parser.add_argument(
-        "--set", dest="changes", action="append", default=[], metavar="PATH=VALUE", help="job field to change"
+        "--set", dest="changes", action="append", default=[], metavar="PATH=VALUE", help="a field of the job to change"
     )
     return parser
 

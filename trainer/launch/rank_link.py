@@ -1,7 +1,8 @@
 """Link between ranks and driver if their hosts share no directory: a Ray actor on the driver's host.
 
 A rank works in a directory of its own host. A thread of the rank sends the files of that directory (log, and events of
-rank 0) to the actor. If the answer asks the rank to stop, the thread writes the cancel file, for which ranks look.
+rank 0) to the actor. If the answer asks the rank to stop, the thread writes the cancel file into the directory, and the
+rank, which checks for this file, stops.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class DriverEnd:
         return Answer(taken, stop, self._run.still_current())
 
     def stopped(self, reason: str) -> None:
-        """Ask all ranks to stop, for the reason for which one has stopped, such as the preemption of its machine."""
+        """Ask all ranks to stop because one has stopped; ``reason``: its reason, such as the machine's preemption."""
         if not self._run.cancel_file.exists():
             self._run.ask_to_stop(reason)
 

@@ -1,7 +1,7 @@
 """Preparation of rows by tasks on the nodes of a Ray cluster.
 
-At most as many tasks run at once as the job has workers, each with a worker's CPUs. A node must reach the rows and the
-storage. If a node is lost, only its tasks run again on other nodes.
+The job's number of workers limits the tasks that run at once; each has a worker's CPUs. A node must reach the rows and
+the storage. If a node is lost, only its tasks run again on other nodes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class HostsOfCluster:
         return number * self.threads > COST * num_threads(self._run.job)
 
     def _slots(self, setting: Setting, log: Callable[[str], Any]) -> list[str]:
-        """Return the nodes of the slots for tasks, at most as many slots as the job has workers.
+        """Return the node of each slot for a task; the job's number of workers limits the slots.
 
         Nodes that cannot reach rows or storage, or do not answer, are left out.
         """

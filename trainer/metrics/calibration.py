@@ -15,7 +15,7 @@ NUM_BINS = 10
 class Curve(NamedTuple):
     """A calibration curve: for each bin its number of rows, their mean prediction and share of positives, each [b].
 
-    Bins without a row are left out. Numbers of rows need not be whole: bins of equal mass may share rows of equal
+    Bins without a row are left out. Numbers of rows may be fractions, since bins of equal mass may share rows of equal
     prediction.
     """
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from trainer.metrics.counts import Int64s
 
 Statistic = Callable[[Int64s], Mapping[str, float]]
-"""Function from the multiplicities of the resampled units (rows or users) to values of metrics by name."""
+"""Function from the multiplicities of the resampled units (rows or users) to {metric: value}."""
 
 
 def multiplicities(num_units: int, seed: int, replicate: int) -> Int64s:

@@ -1,4 +1,4 @@
-"""Pointwise metrics by the name that jobs use; trainer.spec.evaluation.POINTWISE has the properties of each."""
+"""Pointwise metrics, keyed by the name that jobs use; trainer.spec.evaluation.POINTWISE has their properties."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainer.metrics.regression import mae, rmse
 if TYPE_CHECKING:
     from trainer.metrics.streaming import RankGroup
 
-# --- of the order of scores ------------------------------------------------------------------------------------------
+# --- metrics of the order of scores ----------------------------------------------------------------------------------
 
 
 class Auc(CountsMetric[AucSum]):
@@ -84,7 +84,7 @@ class FrequencyBuckets(RowsMetric):
         return num_rows, [auc_of(rows.where(buckets == bucket)) for bucket in range(NUM_BUCKETS + 1)]
 
 
-# --- of logits -------------------------------------------------------------------------------------------------------
+# --- metrics of logits -----------------------------------------------------------------------------------------------
 
 
 class LoglossSum:
@@ -169,7 +169,7 @@ class EceEqualWidth(Ece):
         return ProbabilityBins(EqualWidth())
 
 
-# --- of predictions --------------------------------------------------------------------------------------------------
+# --- metrics of predictions ------------------------------------------------------------------------------------------
 
 
 class ErrorMetric(RowsMetric):

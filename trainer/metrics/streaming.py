@@ -116,7 +116,7 @@ def _run_lengths(ascending: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def _merged(parts: Sequence[Int64s]) -> Counts:
-    """Merge the parts of all ranks into counts; a part [2, m] has packed rows and the number of times of each."""
+    """Merge the parts of all ranks into counts; a part [2, m] has packed rows and how often each occurs."""
     rows, times = np.concatenate(parts, axis=1)
     keys, which = np.unique(rows >> 1, return_inverse=True)
     totals = np.bincount(which, times, len(keys)).astype(np.int64)

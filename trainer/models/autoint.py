@@ -29,8 +29,14 @@ class AutoInt(ClickModel):
     is <w, ..> + b (equation 9). Rows of zeros then learn only if there is a numeric feature, since ReLU passes no
     gradient at 0.
 
-    Parameters, M = F + n fields, k = heads times units: dim for each id; n dim; layers 4 dim k, and 4 k^2 after the
-    first; M k for w; the tower sum of (a + 1) b over neighbouring sizes of [M dim, *hidden, 1], or 1 for b.
+    Number of parameters for M = F + n fields and k = heads times units. L(sizes) is the sum of (a + 1) b over
+    neighbouring sizes a, b.
+
+    - rows: dim for each id
+    - vectors of numeric features: n dim
+    - interacting layers: 4 dim k for the first, 4 k^2 for each further one
+    - w: M k
+    - MLP: L([M dim, *hidden, 1]); without MLP 1 for b
     """
 
     def __init__(self, embeddings: nn.Module, spec: AutoIntSpec, inputs: ModelInputs):

@@ -84,7 +84,7 @@ Axes = dict[str, dict[int, Axis]]
 
 
 class Blocks:
-    """Stand-in for a KeyedTensor with the methods that models call: blocks [b, columns] by name of the field."""
+    """Stand-in for a KeyedTensor with the methods that models call: field -> block [b, columns]."""
 
     def __init__(self, blocks: Mapping[str, Any]):
         self._blocks = dict(blocks)
@@ -212,7 +212,9 @@ class RankingModel(nn.Module):
         """
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
-        """Return the axes of dense parameters whose positions are named by features, for warm starts to remap them.
+        """Return the axes of dense parameters along which each position belongs to features.
+
+        A warm start moves the parent's values to the positions of the same features in the job's model.
 
         ``numbers``: names of the numeric features, [num_dense].
         """
@@ -251,7 +253,7 @@ def columns_of(features: Iterable[str], count: int) -> list[Position]:
 
 
 def pairs_of(features: Sequence[str]) -> list[Position]:
-    """Return the names of positions of products of all pairs of features, in the order of torch.triu_indices."""
+    """Return the positions' names for the products of all pairs of features, in the order of torch.triu_indices."""
     return [((min(pair), max(pair)), 0) for pair in itertools.combinations(features, 2)]
 
 

@@ -32,7 +32,8 @@ class BPR(RankingModel):
     (trainer.models.retrieval_losses).
 
     ``b_i`` is one more column at the end of the item's row, so table ``item`` has ``dim + 1`` columns. The bias learns
-    popularity, and the item vectors, the first ``dim`` columns, need not. There are no dense parameters.
+    an item's popularity, so that its vector, the first ``dim`` columns, does not have to. There are no dense
+    parameters.
     """
 
     targets = (ITEM, NEGATIVE)
@@ -83,7 +84,7 @@ class BPR(RankingModel):
         return self._item(self.looked_up(features)[ITEM])
 
     def looked_up(self, features: KeyedJaggedTensor) -> Mapping[str, Tensor]:
-        """Return by feature the vectors of its ids in the batch, [b, columns]."""
+        """Return {feature: vectors of its ids in the batch [b, columns]}."""
         blocks: Mapping[str, Tensor] = self.embeddings(features).to_dict()
         return blocks
 

@@ -32,9 +32,12 @@ class DIN(ClickModel):
     vector. The tower has ReLU like the towers of other models. Mini-batch aware regularization (section 5.1) is not
     implemented; use AdamAR for rows of rare ids.
 
-    Parameters, F features and n numeric ones: dim for each id; of each history's attention, hidden sizes
-    ``attention_hidden``, the sum of (p + 1) q over neighbouring sizes of [4 dim, *attention_hidden, 1], and q more for
-    each hidden layer with dice or prelu; of the tower [F dim + n, *hidden, 1] the sum of (p + 1) q.
+    Number of parameters for F features of ids and n numeric ones. L(sizes) is the sum of (p + 1) q over neighbouring
+    sizes p, q.
+
+    - rows: dim for each id
+    - attention of each history: L([4 dim, *attention_hidden, 1]), and q more for each hidden layer with dice or prelu
+    - tower: L([F dim + n, *hidden, 1])
 
     ``histories``: by list feature, the first feature of single ids with the same table, which is the list's target.
     ``poolings``: by list feature, ``sum`` or ``mean``.

@@ -42,8 +42,12 @@ class WideDeep(FirstOrderTowerModel):
     and features, which the deep part then reads too. The paper trains the wide part by FTRL with L1; this
     implementation trains both parts' rows by the row optimizer.
 
-    Parameters: (dim + 1) for each id, and of the tower [F dim + n, *hidden, 1] for F fields and n numeric features sum
-    of (a + 1) b over neighbouring sizes, and n.
+    Number of parameters for F fields and n numeric features. L(sizes) is the sum of (a + 1) b over neighbouring sizes
+    a, b.
+
+    - rows: dim + 1 for each id
+    - u: n
+    - tower: L([F dim + n, *hidden, 1])
     """
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
@@ -57,8 +61,7 @@ class DeepFM(FirstOrderTowerModel):
     Guo et al., DeepFM: A Factorization-Machine based Neural Network for CTR Prediction, IJCAI 2017. The pairs are pairs
     of fields: a list is one field, whose vector is pooled. Numeric features are first-order and deep.
 
-    Parameters: (dim + 1) for each id, and of the tower [F dim + n, *hidden, 1] for F fields and n numeric features sum
-    of (a + 1) b over neighbouring sizes, and n: those of Wide & Deep, as the pairs have none.
+    It has the parameters of :class:`WideDeep`, since the pairs have none.
     """
 
     def forward(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
@@ -73,7 +76,7 @@ class FM(FirstOrderModel):
     and numeric features j, with vector x_j v_j. If all rows are zeros and there is no numeric feature, only w_f has a
     gradient, since all other terms are products of rows.
 
-    Parameters: (dim + 1) for each id; 1 + n + n dim for w_0, u and the vectors of n numeric features.
+    Number of parameters: dim + 1 for each id; 1 for w_0; for n numeric features n for u, and n dim for their vectors.
     """
 
     def __init__(self, embeddings: nn.Module, spec: FMSpec, inputs: ModelInputs):

@@ -32,9 +32,14 @@ class FinalMLP(ClickModel):
     the gate reads (``first_gate``, ``second_gate``), or a learned vector if it reads none. All layers of MLP_s,
     ``hidden`` and ``second_hidden`` (None: ``hidden``), are hidden ones.
 
-    Parameters, D = F dim + n for F fields and n numeric features, h_s the last of MLP_s, c_s dim times the features of
-    its gate, or dim: dim for each id; of each stream the sum of (a + 1) b over neighbouring sizes of [c_s,
-    *gate_hidden, D], and dim for a learned vector, and of [D, *hidden]; h_1 + h_2 + 1 + h_1 h_2 / fusion_heads.
+    Number of parameters for F fields and n numeric features, with D = F dim + n. L(sizes) is the sum of (a + 1) b over
+    neighbouring sizes a, b.
+
+    - rows: dim for each id
+    - gate of each stream: L([c, *gate_hidden, D]), where c is dim times its number of features; if it reads none, c is
+      dim, and the learned vector has dim more
+    - MLP of each stream: L([D, *hidden])
+    - fusion: h_1 + h_2 + 1 + h_1 h_2 / fusion_heads, with h_s the last size of MLP_s
     """
 
     def __init__(self, embeddings: nn.Module, spec: FinalMLPSpec, inputs: ModelInputs):

@@ -26,7 +26,7 @@ class GRU4Rec(CausalSequenceModel):
     those that a layer passes to its own next step.
 
     loss: ``top1`` and ``bpr`` are the paper's (section 3.2.2), ``bce`` and ``sampled_softmax`` those of sasrec.
-    Parameters: |I| d + layers (6 d^2 + 6 d), the paper's 6 d^2 for each layer with biases.
+    Number of parameters: |I| d + layers (6 d^2 + 6 d). The paper has 6 d^2 for each layer, since it has no biases.
     """
 
     def __init__(self, embeddings: nn.Module, spec: GRU4RecSpec, inputs: ModelInputs):

@@ -21,10 +21,15 @@ class HSTU(CausalSequenceModel):
 
     A layer (section 3, equations 1 to 3), N a LayerNorm without weights, is x + Dropout(W2 (N(A V) o U) + b2) with
     U, V, Q, K = silu(W1 N(x) + b1) and A_ts = silu(<Q_t, K_s> + r_{t-s}) / ``length`` for s <= t, else 0, in each head.
-    r is the relative attention bias of positions, a number for each distance; the paper's bias of times is not here.
-    Positions P and the last LayerNorm are as in sasrec, and so are the losses.
+    r is the relative attention bias of positions, a number for each distance; the bias of times is not implemented.
+    Positions P, the last LayerNorm and the losses are as in sasrec.
 
-    Parameters: |I| d + n d + blocks (4 (d^2 + d) + d^2 + d + n) + 2 d, n = ``length``.
+    Number of parameters with n = ``length``:
+
+    - rows of items: |I| d
+    - positions: n d
+    - each block: 4 (d^2 + d) for U, V, Q, K, d^2 + d for W2 and b2, n for r
+    - last LayerNorm: 2 d
     """
 
     def __init__(self, embeddings: nn.Module, spec: HSTUSpec, inputs: ModelInputs):

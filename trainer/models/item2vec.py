@@ -21,7 +21,7 @@ class Item2Vec(NextItemModel):
 
     Targets are the items at most ``window`` places from i in its user's sequence; the k are drawn for each of them by
     unigram^0.75 (trainer.data.batches.sequence_batches). An item's row is [v | u], 2 dim wide: v, the input embedding,
-    is published, u is the output embedding. Parameters: 2 dim for each item, nothing else.
+    is published, u is the output embedding. There are no other parameters.
 
     In ranking, a user is the mean v of the last ``window`` items, and is scored against u: the log odds, up to item
     frequency, that the candidate is near them.

@@ -33,7 +33,7 @@ class MF(RankingModel):
     job and a warm start keep it. There are no dense parameters. Without ``biases`` rows have ``dim + 1`` columns too,
     but the last one is not read, and ``mu`` is 0.
 
-    Parameters: (dim + 1) (users + items); without ``biases`` dim (users + items) that are read.
+    Number of parameters: (dim + 1) (users + items); without ``biases`` only dim (users + items) of them are read.
     """
 
     mu: Tensor

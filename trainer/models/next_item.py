@@ -35,8 +35,8 @@ class NextItemModel(RankingModel):
     """Base of sequence models; ``embeddings`` maps a KeyedJaggedTensor to {feature: JaggedTensor}, a row for each id.
 
     A batch (trainer.data.batches.sequence_batches) has lists of ``item``, ``item__target`` and ``item__negative``. In
-    evaluation ``item`` has the user's earlier items, ``item__target`` one item to predict, and ``item__negative`` the
-    same number of items for each sample.
+    evaluation ``item`` has the user's earlier items, and ``item__target`` the one item to predict. It is ranked among
+    the items of ``item__negative``, of which every sample has equally many.
     """
 
     is_sequence = True

@@ -32,8 +32,11 @@ class PNN(ClickModel):
     The first layer is the paper's l_1 = relu(l_z + l_p + b_1) of IPNN, linear and product signals, with a weight
     for each product where the paper factorizes the weights of a unit. By the linear signals rows learn from zeros.
 
-    Parameters, for F fields and n numeric features: dim for each id, and of the tower [F dim + n + F (F - 1) / 2,
-    *hidden, 1] sum of (a + 1) b over neighbouring sizes.
+    Number of parameters for F fields and n numeric features. L(sizes) is the sum of (a + 1) b over neighbouring sizes
+    a, b.
+
+    - rows: dim for each id
+    - tower: L([F dim + n + F (F - 1) / 2, *hidden, 1])
     """
 
     def __init__(self, embeddings: nn.Module, spec: PNNSpec, inputs: ModelInputs):
@@ -66,9 +69,12 @@ class DLRM(ClickModel):
     features the logit depends on products of rows alone: rows that start from zeros get no gradient, and such a start
     is refused.
 
-    Parameters, for F fields and n numeric features: dim for each id; the top MLP sum of (a + 1) b over neighbouring
-    sizes of [F (F - 1) / 2, *hidden, 1] without numeric features, else of [dim + (F + 1) F / 2, *hidden, 1], and those
-    of the bottom MLP.
+    Number of parameters for F fields and n numeric features. L(sizes) is the sum of (a + 1) b over neighbouring sizes
+    a, b.
+
+    - rows: dim for each id
+    - bottom MLP, with numeric features: L([n, *hidden, dim])
+    - top MLP: L([dim + (F + 1) F / 2, *hidden, 1]); without numeric features L([F (F - 1) / 2, *hidden, 1])
     """
 
     def __init__(self, embeddings: nn.Module, spec: DLRMSpec, inputs: ModelInputs):
@@ -85,7 +91,7 @@ class DLRM(ClickModel):
 
     def axes(self, numbers: Sequence[Position]) -> Axes:
         below = [NUMBERS] if self.num_dense else []
-        # Columns of z are made by units, not zeros where they are new.
+        # The columns of z are outputs of units, so new ones are not zero.
         units = [((name,), column) for name in below for column in range(self.dim)]
         seen = [*units, *pairs_of([*below, *self.features])]
         return self.making_vectors() | self.reading(numbers, "bottom") | self.reading(seen, "top")
@@ -106,11 +112,15 @@ class DCNv2(ClickModel):
 
     ``stacked``: logit = MLP(x_L), figure 1a. ``parallel``: logit = <w, [x_L | h]> + c, figure 1b, h the last hidden
     layer of the MLP on x_0. ``low_rank`` r: W_l = U_l V_l^T, equation 2, U and V [D, r]. The mixture of low-rank
-    experts (equation 3) is not here.
+    experts (equation 3) is not implemented.
 
-    Parameters, D = F dim + n for F fields and n numeric features: dim for each id; each cross layer D^2 + D, or 2 D r +
-    D; the tower sum of (a + 1) b over neighbouring sizes of [D, *hidden, 1], or in parallel of [D, *hidden], and D +
-    hidden[-1] + 1.
+    Number of parameters for F fields and n numeric features, with D = F dim + n. L(sizes) is the sum of (a + 1) b over
+    neighbouring sizes a, b.
+
+    - rows: dim for each id
+    - each cross layer: D^2 + D; with ``low_rank`` 2 D r + D
+    - ``stacked``: L([D, *hidden, 1])
+    - ``parallel``: L([D, *hidden]) for the MLP, D + hidden[-1] + 1 for w and c
     """
 
     def __init__(self, embeddings: nn.Module, spec: DCNv2Spec, inputs: ModelInputs):
@@ -185,8 +195,13 @@ class XDeepFM(FirstOrderTowerModel):
 
     Its b is that of the tower's last layer. Numeric features are first-order and deep.
 
-    Parameters: (dim + 1) for each id; of the tower [F dim + n, *hidden, 1], for F fields and n numeric features, sum of
-    (a + 1) b over neighbouring sizes, and n; of the CIN sum over k of H_k (1 + H_{k-1} F), H_0 = F (section 3.2).
+    Number of parameters for F fields and n numeric features. L(sizes) is the sum of (a + 1) b over neighbouring sizes
+    a, b.
+
+    - rows: dim + 1 for each id
+    - u: n
+    - tower: L([F dim + n, *hidden, 1])
+    - CIN: sum over k of H_k (1 + H_{k-1} F), H_0 = F (section 3.2)
     """
 
     def __init__(self, embeddings: nn.Module, spec: XDeepFMSpec, inputs: ModelInputs):

@@ -128,8 +128,8 @@ RETRIEVAL: Mapping[str, Callable[[Mapping[str, Any], int], RetrievalLoss]] = {
         settings["margin"], settings["negative_weight"]
     ),
 }
-"""Functions by name of loss that make a :class:`RetrievalLoss` from its settings and the number of items that can be
-drawn; settings are fields of trainer.spec.losses.RetrievalSettings."""
+"""Functions, keyed by the loss's name, that make a :class:`RetrievalLoss`. Their arguments are its settings, fields of
+trainer.spec.losses.RetrievalSettings, and the number of items that can be drawn."""
 
 
 def log_draw_probabilities(counts: npt.NDArray[np.integer], sampling: str, power: float) -> Tensor:

@@ -22,8 +22,12 @@ class SASRec(CausalSequenceModel):
     b2 (equation 4). Positions are counted from the end, ``length`` at most. ``bce`` is equation 7; the k of
     ``sampled_softmax`` are uniform, so that logQ is one number for all and cancels.
 
-    Parameters: |I| d + n d + blocks (3 d^2 + 2 (d^2 + d) + 4 d) + 2 d: items, positions, attention and FFN with a
-    LayerNorm before each, the last LayerNorm.
+    Number of parameters with n = ``length``:
+
+    - rows of items: |I| d
+    - positions: n d
+    - each block: 3 d^2 for Q, K, V, 2 (d^2 + d) for FFN, 4 d for its two LayerNorms
+    - last LayerNorm: 2 d
     """
 
     def __init__(self, embeddings: nn.Module, spec: SASRecSpec, inputs: ModelInputs):

@@ -119,9 +119,14 @@ def experts_of(spec: SeveralLabelsSpec, inputs: ModelInputs, width: int, count: 
 class SharedBottom(SeveralLabelsModel):
     """z_t = Tower_t(f(x)), x all vectors and numbers side by side, f the layers of ``hidden``, all hidden ones.
 
-    Caruana, Multitask Learning, 1997, as Ma et al., MMoE, KDD 2018, figure 1a and equation 1, draw it. Parameters, D =
-    F dim + n and T labels: dim for each id; the sum of (a + 1) b over neighbouring sizes of [D, *hidden], and T times
-    that of [hidden[-1], *tower_hidden, 1].
+    Caruana, Multitask Learning, 1997, as Ma et al., MMoE, KDD 2018, figure 1a and equation 1, draw it.
+
+    Number of parameters for F fields, n numeric features and T labels, with D = F dim + n. L(sizes) is the sum of
+    (a + 1) b over neighbouring sizes a, b.
+
+    - rows: dim for each id
+    - shared layers: L([D, *hidden])
+    - towers: T L([hidden[-1], *tower_hidden, 1])
     """
 
     def __init__(self, embeddings: nn.Module, spec: SharedBottomSpec, inputs: ModelInputs):
@@ -141,9 +146,15 @@ class MMoE(SeveralLabelsModel):
     """z_t = Tower_t(sum_i softmax(W_t x)_i f_i(x)), equations 5 to 7, x all vectors and numbers side by side.
 
     Ma et al., Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts, KDD 2018. f_i are
-    ``experts`` of ``hidden`` layers, all hidden ones. Parameters, D = F dim + n and T labels: dim for each id;
-    ``experts`` times the sum of (a + 1) b over neighbouring sizes of [D, *hidden]; T times ``experts`` D, and T times
-    the sum over [hidden[-1], *tower_hidden, 1].
+    ``experts`` of ``hidden`` layers, all hidden ones.
+
+    Number of parameters for F fields, n numeric features and T labels, with D = F dim + n. L(sizes) is the sum of
+    (a + 1) b over neighbouring sizes a, b.
+
+    - rows: dim for each id
+    - experts: ``experts`` L([D, *hidden])
+    - gates: T ``experts`` D
+    - towers: T L([hidden[-1], *tower_hidden, 1])
     """
 
     def __init__(self, embeddings: nn.Module, spec: MMoESpec, inputs: ModelInputs):
@@ -172,10 +183,15 @@ class PLE(SeveralLabelsModel):
     g_shared'. With one level it is the paper's CGC. Tang et al., Progressive Layered Extraction (PLE): A Novel
     Multi-Task Learning (MTL) Model for Personalized Recommendations, RecSys 2020.
 
-    Parameters, D_1 = F dim + n and D_l = hidden[-1] in later levels, T labels, e = ``label_experts``, s =
-    ``shared_experts``: dim for each id; for each level T e + s times the sum of (a + 1) b over neighbouring sizes of
-    [D_l, *hidden], T (e + s) D_l for gates and, but in the last, (T e + s) D_l; T times the sum over
-    [hidden[-1], *tower_hidden, 1].
+    Number of parameters for T labels, e = ``label_experts`` and s = ``shared_experts``. D_l is the number of inputs of
+    level l: F dim + n for the first level, hidden[-1] for later ones. L(sizes) is the sum of (a + 1) b over
+    neighbouring sizes a, b.
+
+    - rows: dim for each id
+    - experts of level l: (T e + s) L([D_l, *hidden])
+    - gates of the labels in level l: T (e + s) D_l
+    - gate of the shared experts in level l, except in the last level: (T e + s) D_l
+    - towers: T L([hidden[-1], *tower_hidden, 1])
     """
 
     def __init__(self, embeddings: nn.Module, spec: PLESpec, inputs: ModelInputs):
@@ -240,8 +256,13 @@ class ESMM(SeveralLabelsModel):
     Ma et al., Entire Space Multi-Task Model: An Effective Approach for Estimating Post-Click Conversion Rate, SIGIR
     2018. With ``tasks: {buy: {given: click}}``: P(buy) = P(click) P(buy | click), equation 1, whose second factor is
     sigmoid(z_buy). The losses are those of click and of buy over all rows, equation 3, so that the tower of buy learns
-    from rows without a click too. Parameters, D = F dim + n and T labels: dim for each id; T times the sum of (a + 1) b
-    over neighbouring sizes of [D, *hidden, 1].
+    from rows without a click too.
+
+    Number of parameters for F fields, n numeric features and T labels, with D = F dim + n. L(sizes) is the sum of
+    (a + 1) b over neighbouring sizes a, b.
+
+    - rows: dim for each id
+    - towers: T L([D, *hidden, 1])
     """
 
     def __init__(self, embeddings: nn.Module, spec: ESMMSpec, inputs: ModelInputs):

@@ -31,10 +31,16 @@ class Wukong(ClickModel):
     X_{i+1} = LN([FMB_i(X_i) | LCB_i(X_i)] + X_i), LN over d: ``fm_vectors`` rows of the factorization machine block and
     ``linear_vectors`` of the linear compression block. Numeric features are one more vector, by an MLP [n, *hidden, d].
 
-    Parameters, for F fields (with that vector): dim for each id; of a layer with n vectors in, a + c of FMB and LCB
-    out, rank k and ``fm_hidden``: c n (LCB), n k (Y), 2 n k (LN), sum of (p + 1) q over neighbouring sizes of
-    [n k, *fm_hidden, a d], (a + c) n for the shortcut where n differs from a + c, 2 d (LN); n is F, then a + c. Of the
-    last MLP [(a + c) d, *hidden, 1] the sum of (p + 1) q, and so of that of the numeric features.
+    Number of parameters for F fields (with that vector), a = ``fm_vectors``, c = ``linear_vectors``, k = ``fm_rank``.
+    L(sizes) is the sum of (p + 1) q over neighbouring sizes p, q. m, the number of vectors that a layer reads, is F for
+    the first layer, a + c for later ones.
+
+    - rows: dim for each id
+    - MLP of the numeric features: L([n, *hidden, d])
+    - LCB of a layer: c m
+    - FMB of a layer: m k for the projection, 2 m k for its LN, L([m k, *fm_hidden, a d])
+    - rest of a layer: 2 d for LN; (a + c) m for the shortcut if m differs from a + c
+    - last MLP: L([(a + c) d, *hidden, 1])
     """
 
     def __init__(self, embeddings: nn.Module, spec: WukongSpec, inputs: ModelInputs):

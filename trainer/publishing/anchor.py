@@ -164,5 +164,5 @@ def _anchored(job: JobSpec, data: PreparedData) -> list[str]:
         # Keys of targets and negatives read columns after the vector, or have far too many rows.
         return [job.publish.feature]
     table = next(key.table for key in data.keys if key.name == job.publish.feature)
-    # The rows of a pooled list are not seen one by one.
+    # A pooled list has only the sum or mean of its rows, not each row.
     return [key.name for key in data.keys if key.table == table and not (key.is_list and job.model.pools)]

@@ -49,7 +49,7 @@ def is_frozen(job: JobSpec, data: PreparedData) -> bool:
 
 
 def context_tables(job: JobSpec, data: PreparedData) -> dict[str, int]:
-    """Return, by table with context, the number of its first context column; all later columns are context too."""
+    """Return {table with context: number of its first context column}; all later columns are context too."""
     assert job.publish is not None
     items = next(key.table for key in data.keys if key.name == job.publish.feature)
     if job.model.has_both_sides_in_rows:
@@ -128,7 +128,7 @@ class FrozenContext(nn.Module):
 
         Args:
             embeddings: the model's own module.
-            masks: by feature that reads context, bool [num_rows]: True for frozen rows.
+            masks: feature that reads context -> bool [num_rows], True for frozen rows.
             dim: number of columns of an item's vector.
             own_half: True if the context is the columns from ``dim`` on of the items' rows, whose first ``dim`` columns
                 are trained. False if it is whole tables.

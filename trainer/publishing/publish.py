@@ -154,10 +154,10 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     """Return one vector for each id that has a row in the published feature's table, sorted by id.
 
     The vector is the row with its idle momentum but without pending decay, which never changes a row's direction. The
-    norm is of the row as the model reads it, decay included. An id has evidence if this job has updated its row, the
-    id occurs in the job's examples, and the norm is above NORM_FLOOR. (SSE also updates rows at random, for examples of
-    other items.) The refresh stage serves ids without evidence as before, or not at all. The vectors are in an unnamed
-    file of the run directory, which is freed with them, so memory holds one piece of the table at a time.
+    norm is that of the row as the model reads it, decay included. An id has evidence if this job has updated its row,
+    the id occurs in the job's examples, and the norm is above NORM_FLOOR. (SSE also updates rows at random, for
+    examples of other items.) The refresh stage serves ids without evidence as before, or not at all. The vectors are in
+    an unnamed file of the run directory, which is freed with them, so memory holds one piece of the table at a time.
     """
     assert run.job.publish is not None
     data = PreparedData.open(run.data)

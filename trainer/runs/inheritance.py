@@ -96,7 +96,7 @@ def inherit(
 
 
 def _read_by(job: JobSpec, dataset: DatasetSpec) -> dict[str, Feature]:
-    """Return the features that the job's model reads, by name: features of ids, then numbers and vectors."""
+    """Return the features that the job's model reads, keyed by name: features of ids, then numbers and vectors."""
     found = read_features(dataset, job)
     model = job.model
     if model.reads_pairs or model.reads_sequences:
@@ -129,17 +129,17 @@ def _remedy_of_layers(model: ModelSpec, name: str, there: tuple[int, ...]) -> st
     here = getattr(model, name)
     deeper, may_be = len(here) > len(there), name in model.fields_that(May.DEEPEN_ON_WARM_START)
     if len(here) < len(there) or any(new < old for new, old in zip(here, there, strict=False)):
-        return f"use as many layers of these sizes or larger ones{', or more' if may_be else ''}"
+        return f"use the parent's number of layers, of these sizes or larger ones{', or more' if may_be else ''}"
     if getattr(model, "residual", False):
         return "keep the sizes, since a shortcut adds units to units (residual)"
     if not deeper:
         return None
     if not may_be:
-        return "use as many layers: only after a ReLU can one be added without a change of scores"
+        return "use the parent's number of layers: only after a ReLU can one be added without a change of scores"
     if not there:
         return "keep it without layers: a first layer would change the scores"
     if getattr(model, "batch_norm", False):
-        return "use as many layers: an added one would normalise its inputs (batch_norm)"
+        return "use the parent's number of layers: an added one would normalise its inputs (batch_norm)"
     if min(here[len(there) :]) < there[-1]:
         return f"give each layer after the parent's at least as many units as its last, {there[-1]}"
     return None
@@ -176,7 +176,7 @@ def _table_problems(job: JobSpec, found: Inheritance, stored: Mapping[str, Any])
 
 
 class _Matching:
-    """The features of a job and of its parent, matched by name."""
+    """Matching of a job's features with the parent's features of the same name, or of the name before renaming."""
 
     def __init__(self, job: JobSpec, dataset: DatasetSpec, parent: DatasetSpec, parent_dim: int) -> None:
         here, there = _read_by(job, dataset), _read_by(job, parent)
@@ -382,7 +382,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _in_words(name: str, feature: Feature, dataset: DatasetSpec, job: JobSpec) -> dict[str, Any]:
-    """Return the settings of a feature that change what a model learns from it, by name."""
+    """Return the settings of a feature that change what a model learns from it, keyed by name."""
     found: dict[str, Any] = {"type": feature.type, "part of": "items" if name not in dataset.features else "the rows"}
     if feature.is_list and not job.model.reads_sequences:
         found["pooling"] = feature.pooling

@@ -35,7 +35,7 @@ def lineage_of(run: Run) -> dict[str, Any]:
     - ``dataset_fingerprint``: hash of the rows; ``row_figures``: their figures (trainer.data.prepare.row_figures);
     - ``drift``: columns that moved since the parent's data, None without one (trainer.data.prepare.drift);
     - ``warnings``: about joins and graphs that find few ids;
-    - ``spec_sha256``, ``packages`` (versions by name), ``git_commit`` (if the code is a checkout);
+    - ``spec_sha256``, ``packages`` (name -> version), ``git_commit`` (if the code is a checkout);
     - ``parent_version``: the version that was served when the job started;
     - ``warm_start``: the checkpoints that the job started from, and ``start_version``: the held version of their run;
     - ``inherited``: messages on features that were added, dropped or renamed since the parent;

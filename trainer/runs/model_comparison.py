@@ -42,12 +42,12 @@ def in_words(comparison: ModelComparison) -> str:
 def difference_in_words(one: ModelDifference) -> str:
     """Return the difference in words.
 
-    Example: ``auc 0.7312 beside 0.7298 of the served model on 12,345 rows (improvement +0.0004 to +0.0031)``.
+    Example: ``auc 0.7312, served model 0.7298, on 12,345 rows (improvement +0.0004 to +0.0031)``.
     """
     where = "" if one.slice == ALL_ROWS else f"{one.slice}: "
     ends = f"{one.low:+.4f} to {one.high:+.4f}"
     popularity = "" if one.popularity is None else f"; popularity alone {one.popularity:.4f}"
     return (
-        f"{where}{one.metric} {one.candidate:.4f} beside {one.served:.4f} of the served model on {one.rows:,} rows "
+        f"{where}{one.metric} {one.candidate:.4f}, served model {one.served:.4f}, on {one.rows:,} rows "
         f"(improvement {ends}{popularity})"
     )

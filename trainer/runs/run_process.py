@@ -193,7 +193,7 @@ def _recorded(directory: Path) -> dict[str, Any] | None:
 
 
 def _session(directory: Path) -> int | None:
-    """Return the id of the session that the run leads or led, None if the run has none.
+    """Return the id of the run's session, even if the process that started it has ended; None if it has none.
 
     A pid is not reused while a session of that number has members. So the session is the run's, unless an unrelated
     live process has the run's old pid.

@@ -103,7 +103,7 @@ class Trial(tune.Trainable):
         )  # fmt: skip
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Do nothing: the run has checkpoints of its own."""
+        """Do nothing: the run writes its own checkpoints."""
 
     def cleanup(self) -> None:
         self._end_run()

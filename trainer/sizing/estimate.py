@@ -35,7 +35,7 @@ _STEP_SECONDS = 0.004
 
 
 def ids_per_example(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
-    """Return by feature the number of ids that an example looks up; for histories, the largest possible number.
+    """Return {feature: number of ids that an example looks up}; for histories, the largest possible number.
 
     Other lists count as 5 ids, and texts as typical titles.
     """
@@ -54,7 +54,7 @@ def _ids_of(feature: Feature) -> float:
 
 
 def _graph_sizes(job: JobSpec, dataset: DatasetSpec) -> dict[str, tuple[str, int]]:
-    """Return by graph that the job names for SSE (its table, an upper bound on its number of edges)."""
+    """Return {graph: (its table, upper bound on its number of edges)} of the graphs that the job names for SSE."""
     sizes = {}
     for name, edges in edge_files(dataset, job).items():
         source = edges.source
@@ -149,7 +149,8 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
 def too_large(job: JobSpec, estimated: Estimate, machine_bytes: int | None) -> tuple[str, str] | None:
     """Return (problem with the arithmetic, remedy) if the estimated job does not fit into memory, else None.
 
-    If rows are only bounded, the result is None: the run itself counts them, and fails if they do not fit.
+    If the estimate has only upper bounds of the tables' rows, return None: the run counts the rows, and fails if they
+    do not fit.
     ``machine_bytes``: as in :func:`trainer.sizing.memory_limit.memory_problem`.
     """
     if not estimated.exact:

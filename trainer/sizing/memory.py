@@ -40,8 +40,8 @@ PUBLISHED_ID_BYTES = 8 + 8 + 104
 # after it; a finished one; and one in work with the columns that it is made from.
 WINDOWS_HELD = 10
 # Upper bounds. PROCESS_BYTES: a rank without its tables and batches; with kernel fbgemm, ranks of a small job took 540
-# to 630 MiB. RUN_BYTES: the other processes of a run on this host. Measured: 330 MB for the process that it was forked
-# from, and 180 MB for its own, with the preparation. On a cluster Ray's head takes them.
+# to 630 MiB. RUN_BYTES: the other processes of a run on this host. Measured: 330 MB for the process that runs are
+# forked from, and 180 MB for the run's main process while it prepares data. On a cluster, Ray's head needs this memory.
 PROCESS_BYTES = 900 * 2**20
 RUN_BYTES = 700 * 2**20
 # Evaluation looks up batches of this size on each rank (trainer.evaluation.evaluator), training the global batch.
@@ -66,8 +66,8 @@ KEPT_BYTES = 512 * 2**20
 class TableBytes:
     """Memory of one table.
 
-    ``per_rank``: bytes on the rank that holds most of it. ``sharding``: its name, or ``planner`` if the job leaves the
-    choice to the planner.
+    ``per_rank``: bytes on the rank that holds the largest part of the table. ``sharding``: name of the sharding, or
+    ``planner`` if the job leaves the choice to the planner.
     """
 
     rows: int
@@ -159,7 +159,7 @@ def table_rows(job: JobSpec, counted: Mapping[str, int]) -> dict[str, int]:
 
 
 def sequence_ids(job: JobSpec) -> dict[str, float]:
-    """Return by key the largest number of ids in an example of a sequence model; {} for other models."""
+    """Return {key: largest number of ids in an example} of a sequence model; {} for other models."""
     model = job.model
     if not isinstance(model, SequenceSpec):
         return {}
@@ -182,8 +182,8 @@ def rank_memory(
 
     Args:
         job: the job, which says how tables are split, stored and trained.
-        rows: by table, its number of rows if every id has one, including the rows of padding and of the unknown id.
-        ids_per_example: by feature, the number of ids in an example, on average or at most.
+        rows: table -> its number of rows if every id has one, including the rows of padding and of the unknown id.
+        ids_per_example: feature -> the number of ids in an example, on average or at most.
         graphs: by graph of SSE, (its table, its number of edges).
         gpu_bytes: memory of each rank's GPU (:func:`trainer.sizing.gpus.known_gpu_bytes`); None: not known.
         shape: the inputs of a row other than ids; None: one label, and nothing else.
@@ -225,7 +225,7 @@ def rank_memory(
 
     exchange = 0
     if workers > 1 and not on_gpu:
-        # The largest exchange is of the outputs of all features, or all rows of sequences, or dense gradients.
+        # The largest exchange sends the outputs of all features, or all rows of sequences, or dense gradients.
         outputs = at_once * max(num_ids, num_features) * columns
         exchange = int(SEGMENTS * (max(int(outputs), size.parameters) * FLOAT_BYTES))
     graphs, placed = graphs or {}, None

@@ -73,7 +73,7 @@ def refuse_what_cannot_fit(
     *,
     shape: RowShape | None = None,
 ) -> None:
-    """Raise an error if a job with tables of ``rows`` rows, by name, would not fit into memory.
+    """Raise an error if a job whose tables have ``rows`` rows (table -> number) would not fit into memory.
 
     Raises:
         MemoryError: with the arithmetic and the remedy.

@@ -46,7 +46,8 @@ class Spec(BaseModel):
     """Base of every part of a spec: immutable, and a misspelt field is an error.
 
     ``old_names``: current names of fields by their old names, which are still read, with a warning. A part that is
-    written again has the current names. ``removed``: fields that are refused by name for one release.
+    written again has the current names. ``removed``: fields whose use is an error that gives the remedy, for one
+    release.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

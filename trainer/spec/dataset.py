@@ -133,7 +133,7 @@ class Feature(Spec):
 
     @property
     def made_of(self) -> dict[str, object]:
-        """Settings by which the column's values become ids, by name; a setting that is not used is None."""
+        """Settings by which the column's values become ids, name -> value; a setting that is not used is None."""
         return {"ngrams": self.effective_ngrams, "calendar": self.calendar}
 
     @model_validator(mode="after")
@@ -168,9 +168,7 @@ class Feature(Spec):
             if self.transform not in ("none", "normalize"):
                 raise ValueError(f"transform: {self.transform} is for single numbers: use none or normalize")
             if self.missing not in (None, "error"):
-                raise ValueError(
-                    f"missing: {self.missing} is for single values: a missing vector is zeros, or an error"
-                )
+                raise ValueError(f"missing: {self.missing} is for single numbers: leave it out for zeros, or use error")
             return
         if self.transform == "normalize":
             raise ValueError("transform: normalize is for vectors: use log1p, standardize or quantile")
@@ -337,8 +335,8 @@ class DatasetSpec(Spec):
     ``partition`` names the column of days by which a job's window selects rows. Days are in UTC, unless a time zone is
     given together with the column.
 
-    Each row has one ``label``, or, for models of several labels, several ``labels`` by name. ``weight`` names a column
-    of numbers that are at least 0: in training a row of weight 2 counts as two rows.
+    Each row has one ``label``, or, for models of several labels, several ``labels``, each with a name. ``weight`` names
+    a column of numbers that are at least 0: in training a row of weight 2 counts as two rows.
 
     ``filter`` is a condition on columns of the rows (trainer.spec.row_filter): rows that do not pass are ignored.
 

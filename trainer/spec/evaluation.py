@@ -33,7 +33,7 @@ class RankingMetric(NamedTuple):
     """Properties of a metric of ranks, such as ``ndcg``; jobs name it with a cutoff k, such as ``ndcg_10``."""
 
     charts: Mapping[str, str] = MappingProxyType({})
-    """Titles of its charts in a job's report, by name with cutoff, such as ``ndcg_10``."""
+    """Titles of its charts in a job's report, keyed by name with cutoff, such as ``ndcg_10``."""
 
 
 POINTWISE: dict[str, PointwiseMetric] = {
@@ -48,14 +48,15 @@ POINTWISE: dict[str, PointwiseMetric] = {
     "mae": PointwiseMetric(of_values=True, lower_is_better=True),
     "frequency_buckets": PointwiseMetric(of_any_score=True, of_items=True, is_table=True),
 }
-"""Pointwise metrics by name; the entry of the same name in trainer.metrics.registry computes each."""
+"""Pointwise metrics, keyed by name; the entry of the same name in trainer.metrics.registry computes each."""
 RANKING: dict[str, RankingMetric] = {
     "ndcg": RankingMetric({"ndcg_10": "NDCG@10"}),
     "hit_rate": RankingMetric({"hit_rate_10": "hit rate@10"}),
     "recall": RankingMetric({"recall_20_full": "recall@20 of all items"}),
     "precision": RankingMetric({"precision_10_full": "precision@10 of all items"}),
 }
-"""Ranking metrics by name without cutoff. Methods of trainer.metrics.ranking.Ranking of the same name compute them."""
+"""Ranking metrics, keyed by name without cutoff. The method of trainer.metrics.ranking.Ranking of that name computes
+each."""
 POINTWISE_METRICS = tuple(POINTWISE)
 ORDER_METRICS = tuple(name for name, metric in POINTWISE.items() if metric.of_any_score)
 TABLES = tuple(name for name, metric in POINTWISE.items() if metric.is_table)

@@ -145,11 +145,11 @@ class InitFrom(Spec):
     starts from the newest held version whose run, rows and model were sound, so that its training is not lost; ``skip``
     starts from the served version. Default: ``go_on`` for a job that refreshes this very collection.
 
-    Features continue by name. ``renamed``: the new names of the parent's features, by their old ones. ``added``: with
-    ``zero`` the parent's predictions hold at step 0, even with features that it did not read; with ``fresh`` weights
-    of added features begin as in a new model. ``dropped``: features of the parent that the job does not read; a missing
-    feature that is not listed is refused. Names that the parent does not have are ignored, so that the same lines serve
-    the next refresh too.
+    A feature continues from the parent's feature of the same name. ``renamed``: a dict from old to new name of the
+    parent's features. ``added``: with ``zero`` the parent's predictions hold at step 0, even with features that it did
+    not read; with ``fresh`` weights of added features begin as in a new model. ``dropped``: features of the parent that
+    the job does not read; a missing feature that is not listed is refused. Names that the parent does not have are
+    ignored, so that the same lines serve the next refresh too.
     """
 
     collection: Name | None = None
@@ -196,8 +196,8 @@ class SSE(Spec):
 
     Equations 3 and 5 of the paper. In ``JobSpec.sse`` a feature's name stands for the input side (p_x): its ids are
     swapped wherever the model looks them up; ids of ``item`` also in the drawn negatives of bpr. With ``graph`` (a
-    graph of the dataset), neighbours are ``rho`` times as likely as other rows. With ``walk`` a swapped id becomes an
-    id that a walk from it visits.
+    graph of the dataset), a swapped id becomes each of its neighbours with ``rho`` times the probability of each other
+    id. With ``walk`` a swapped id becomes an id that a walk from it visits.
     With ``include_unknown`` the row that unknown ids share is swapped and drawn too, so that it learns.
     ``label`` stands for the output side (p_y): class labels flip (dnn, two_tower), or target items are swapped (bpr,
     for which ``label`` and ``item`` mean the same: set one of them).

@@ -84,7 +84,7 @@ def needs_users(job: JobSpec, tasks: Iterable[LabelTask]) -> bool:
 
 
 def least_labels(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
-    """Return the smallest valid value of each label whose loss has a limit, by name ("label" for a single one)."""
+    """Return {label: smallest valid value} of the labels whose loss has one; a single label is "label"."""
     losses = {"label": loss_of(job)} if not dataset.labels else {one.name: one.loss for one in label_tasks(dataset)}
     least = ((name, LOSSES[loss].least_label) for name, loss in losses.items())
     return {name: value for name, value in least if value is not None}
@@ -110,7 +110,7 @@ def metric_names(job: JobSpec, is_value: bool) -> tuple[str, ...]:
 
 
 def measured_numbers(job: JobSpec, dataset: DatasetSpec) -> tuple[str, ...]:
-    """Return the metrics of held-out rows that are numbers, not tables, in their order: epochs are compared by them.
+    """Return the metrics of held-out rows by which epochs are compared: numbers, not tables, in their order.
 
     If every row is a positive, these are only ranking metrics: an AUC needs both classes, and the best logloss would
     belong to a model that predicts 1 for everything.

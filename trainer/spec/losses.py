@@ -1,4 +1,4 @@
-"""Losses by name, and the meaning of the scores that each trains. Torch-free; trainer.models.losses computes them."""
+"""Losses, keyed by name, and the meaning of scores trained by each. Torch-free; trainer.models.losses computes them."""
 
 from __future__ import annotations
 
@@ -134,12 +134,12 @@ def loss_of(job: JobSpec) -> str:
 
 
 def loss_settings_of(job: JobSpec) -> dict[str, float | None]:
-    """Return the keyword arguments of the loss of the job's model, other than scores and labels, by name."""
+    """Return the keyword arguments of the loss of the job's model, other than scores and labels."""
     return settings_of(loss_of(job), job.model)
 
 
 def settings_of(loss: str, owner: Spec) -> dict[str, float | None]:
-    """Return the keyword arguments of a loss by name, read from the fields of ``owner``, a model or a label."""
+    """Return the keyword arguments of a loss, read from the fields of ``owner``, a model or a label."""
     return {argument: getattr(owner, field) for argument, field in LOSSES[loss].settings.items()}
 
 

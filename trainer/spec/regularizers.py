@@ -1,7 +1,7 @@
 """Regularizers of a job: terms and methods in addition to its loss, each off unless it is set. Torch-free.
 
-SSE has a part of its own (``sse``), and so has weight decay (``optimizer.weight_decay`` of rows,
-``dense_optimizer.weight_decay``). A setting that has no meaning for a model is refused
+SSE and weight decay are set elsewhere: in ``sse``, ``optimizer.weight_decay`` (of rows) and
+``dense_optimizer.weight_decay``. A setting that has no meaning for a model is refused
 (trainer.spec.checks.regularizers).
 """
 

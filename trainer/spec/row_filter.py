@@ -28,7 +28,7 @@ _COMPARISONS: dict[type[ast.cmpop], Comparison] = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column by name; ``a.b`` is the field b of the struct column a."""
+    """A column's name; ``a.b`` is the field b of the struct column a."""
 
     name: str
 

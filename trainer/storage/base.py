@@ -1,4 +1,4 @@
-"""The interface of a run storage: complete files by name, and a put that never replaces; and checksums of files."""
+"""The interface of a run storage: complete files under names, a put that never replaces, and files' checksums."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RunStorage(Protocol):
         """Return the path of the file, only for reading, if the storage is a mounted directory, else None."""
 
     def list(self, prefix: str) -> list[StoredFile]:
-        """Return the files whose names begin with ``prefix``, by name. ``prefix`` must be empty or end in ``/``."""
+        """Return the files whose names begin with ``prefix``, sorted by name; it must be empty or end in ``/``."""
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; names without a file are ignored."""

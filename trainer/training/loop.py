@@ -438,7 +438,7 @@ class Trainer:
         return decision
 
     def evaluate(self, split: str, sample_users: int | None = None) -> dict[str, Any]:
-        """Return the model's exact metrics over the whole split, by name, on rank 0; {} on other ranks. Collective.
+        """Return the model's exact metrics over the whole split as {name: value} on rank 0, {} elsewhere. Collective.
 
         A metric without a value is None. ``sample_users``: approximate number of users whose items are ranked; None:
         all users.

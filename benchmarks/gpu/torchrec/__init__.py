@@ -1,1 +1,1 @@
-"""Our tables under TorchRec's DistributedModelParallel and its pipeline on one GPU, beside TorchRec's own."""
+"""Our tables under TorchRec's DistributedModelParallel and its pipeline on one GPU, compared with TorchRec's."""

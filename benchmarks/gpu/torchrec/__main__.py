@@ -1,4 +1,4 @@
-"""Our tables under TorchRec's DistributedModelParallel and its pipeline on one GPU, beside TorchRec's own.
+"""Our tables under TorchRec's DistributedModelParallel and its pipeline on one GPU, compared with TorchRec's.
 
 `python -m benchmarks.gpu.torchrec --device cuda --out FILE`. Needs only torch, torchrec, fbgemm_gpu, triton and numpy:
 it has its own copy of the few lines of :mod:`trainer` that wrap a model. FILE is written after each check, with the
@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 
 
 def plan_of(options: Any) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Yield the checks that are asked for, by name."""
+    """Yield (name, check) of each check that was asked for."""
     if "one_rank" in options.only:
         for process_group in ("gloo", "nccl") if options.where.type == "cuda" else ("gloo",):
             yield f"one_rank {process_group}", partial(one_rank, options, process_group)
@@ -65,9 +65,9 @@ def plan_of(options: Any) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--backend", choices=("triton", "cpu", "reference"), help="left out: that of the device")
+    parser.add_argument("--backend", choices=("triton", "cpu", "reference"), help="default: the device's own")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=CHECKS)
-    parser.add_argument("--steps", type=int, default=30, help="of one rank")
+    parser.add_argument("--steps", type=int, default=30, help="steps of check one_rank")
     parser.add_argument("--small-rows", type=int, default=2000, help="rows where results are compared")
     parser.add_argument("--small-batch", type=int, default=256)
     parser.add_argument("--rows", type=int, default=0, help="rows of a table where steps are timed")

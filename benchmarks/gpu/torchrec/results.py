@@ -69,7 +69,7 @@ def small_batch(settings: TableSettings, step: int, size: int, rank: int = 0, wo
     names, ids, lengths = [], [], []
     for table in settings.tables.values():
         for feature in table.features:
-            # Low rows are frequent.
+            # Rows with low numbers occur more often.
             drawn = (table.num_rows * rng.random((size, MAX_LENGTH)) ** 3).astype(np.int64)
             counts = rng.integers(0, MAX_LENGTH + 1, size) if feature == "history" else np.ones(size, dtype=np.int64)
             kept = np.arange(MAX_LENGTH) < counts[:, None]
@@ -162,7 +162,7 @@ def whole(parts: Rows) -> Rows:
 
 
 def compared(found: Rows, wanted: Rows) -> dict[str, Any]:
-    """Return whether the two are close, and the largest difference with its name."""
+    """Return ``close`` (True if all rows are equal within TOLERANCE), and the largest difference and its tensor."""
     if found.keys() != wanted.keys() or any(found[name].shape != wanted[name].shape for name in wanted):
         return {"close": False, "shapes": {name: list(value.shape) for name, value in found.items()}}
     worst = max(wanted, key=lambda name: float((found[name].double() - wanted[name].double()).abs().max()))
@@ -178,7 +178,7 @@ def differing(found: Rows, wanted: Rows) -> list[str]:
 
 
 def one_rank(options: Any, process_group: str) -> dict[str, Any]:
-    """Return how close one rank comes to plain torch, and whether its bits are those of other runs."""
+    """Return differences of one rank from plain torch, and True if its bits are those of other runs."""
     settings = small_settings(options.small_rows, options.backend)
     begin = ended([(name, Plain(settings).tables) for name in settings.tables])
     with ranks(process_group, options.where):
@@ -214,7 +214,7 @@ def be_rank(rank: int, options: Any, folder: str) -> None:
 
 
 def two_ranks(options: Any) -> dict[str, Any]:
-    """Return how close two ranks on this device come to one, by the way that tables are split."""
+    """Return differences of two ranks on this device from one rank, keyed by the way that tables are split."""
     settings = small_settings(options.small_rows, options.backend)
     with ranks("gloo", options.where):
         wanted = whole(by_torchrec(settings, "table_wise", RANK_STEPS, options.small_batch, options.where))

@@ -54,7 +54,7 @@ class Batch(Pipelineable):
 
 
 class Model(nn.Module):
-    """Pooled rows and a small dense net: (loss, logits). ``blocks`` are taken by name, in this order; none: as is."""
+    """Pooled rows and a small dense net: (loss, logits). ``blocks``: names of the blocks, in order; () takes all."""
 
     def __init__(
         self, tables: nn.Module, blocks: Sequence[str], width: int, hidden: Sequence[int], device: torch.device

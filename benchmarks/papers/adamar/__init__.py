@@ -1,1 +1,1 @@
-"""Tables of Adaptive Regularization (Li and Lyu): AdamAR beside other optimizers, and its alpha."""
+"""Tables of Adaptive Regularization (Li and Lyu): AdamAR compared with other optimizers, and its alpha."""

@@ -98,7 +98,7 @@ def _row(half_life: float) -> str:
 
 
 def findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -> Findings:
-    """Return each case's best half-life, the cost of one for all of them, and whether the default is near enough."""
+    """Return each case's best half-life, the cost of one half-life for all cases, and a verdict on the default."""
     figures, table = Figures(recipe, records), recipe.tables[0]
     half_lives = [float(row.split()[-1]) for row in figures.rows(table) if row != NO_DECAY]
     cases = {}
@@ -138,7 +138,7 @@ def findings(recipe: Recipe, records: Mapping[str, dict[str, Any]], out: Path) -
     }
     everywhere = Section(
         "one-for-all",
-        f"One half-life for all of {len(cases)} cases: AUC lost against the best of each",
+        f"One half-life for all {len(cases)} cases: how far its AUC is below that of the case's best half-life",
         ("half-life", "mean", "most"),
         tuple((f"{one:g}", f"{statistics.fmean(lost):.4f}", f"{max(lost):.4f}") for one, lost in losses.items()),
     )

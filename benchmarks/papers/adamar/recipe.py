@@ -38,7 +38,7 @@ def methods(family: str, decays: Sequence[float] = DECAYS, alphas: Sequence[floa
 
     Args:
         family: The optimizer.
-        decays: Decays of AdamW; AdagradW, whose rate is ten times as high, has a tenth of each.
+        decays: Decays of AdamW. AdagradW, whose rate is ten times as high, has a tenth of these decays.
         alphas: Alphas of AdamAR and AdagradAR.
     """
     rate, parts = (0.001, 1) if family == "adam" else (0.01, 10)

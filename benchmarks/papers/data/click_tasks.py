@@ -28,7 +28,7 @@ class ClickTask:
 
 
 def click_tasks(data: Path, rows: Path) -> dict[str, ClickTask]:
-    """Return the tasks by name. ``rows``: the folder of the synthetic click log."""
+    """Return the tasks, keyed by name. ``rows``: the folder of the synthetic click log."""
     liked = {"rule": "rating >= 4"}
     return {
         "amazon_sports": ClickTask(documents.amazon_sports(data), 512, documents.LAST_ITEMS),

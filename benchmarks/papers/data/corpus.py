@@ -29,7 +29,7 @@ class Corpus(NamedTuple):
 
 
 def brown(path: Path, num_training: int, num_held_out: int) -> Corpus:
-    """Read so many documents for training, validation and test (the last two ``num_held_out`` each).
+    """Read these numbers of documents for training, validation and test (the last two ``num_held_out`` each).
 
     Documents are drawn once, the same for every seed of a training.
 

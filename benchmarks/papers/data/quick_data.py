@@ -30,8 +30,8 @@ TASTE_CLASSES = {item: f"taste {item % NUM_TASTES}" for item in range(NUM_TASTE_
 def write_tastes(path: Path) -> None:
     """Write ``user``, ``item``, ``rating``, ``pos``, ``timestamp``, once.
 
-    Nine of ten items of a user are of one class, which the ratings of the user follow too. NUM_TASTE_DAYS days from
-    1970-01-02 have as many users each, who take an item a minute.
+    Nine of ten items of a user belong to one class, and the user rates items of this class higher. Each of
+    NUM_TASTE_DAYS days from 1970-01-02 on has the same number of users, who take an item a minute.
     """
     if path.exists():
         return

@@ -51,7 +51,7 @@ def write_quick_reviews(folder: Path) -> None:
 
 
 def write_quick_movies(folder: Path, genres: Mapping[int, str]) -> None:
-    """Write ``ml1m_movies.parquet`` (item, title, genres), once: one of four words of a title is of its class."""
+    """Write ``ml1m_movies.parquet`` (item, title, genres), once; one of a title's four words belongs to its class."""
     path = folder / "ml1m_movies.parquet"
     if path.exists():
         return

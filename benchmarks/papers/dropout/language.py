@@ -28,7 +28,7 @@ DROPOUT: dict[str, dict[str, Any] | None] = {
     "DROPOUT_8 + xi_approx": {"masks": 8} | APPROXIMATE_NOISE,
     "DROPOUT_32": {"masks": 32},
 }
-"""By row ``dropout_method``; None: no dropout at all."""
+"""Setting ``dropout_method`` of each row of the table; None: no dropout at all."""
 COSTLY = ("R_approx (8 samples)", "DROPOUT_8", "DROPOUT_8 + xi_approx", "DROPOUT_32")
 """Rows that the small form leaves out."""
 IDENTITY = "identity Hessian (sampled)"
@@ -115,6 +115,6 @@ Documents of the Brown corpus, lower case, of all categories: 4 train, 2 validat
 training documents are known. So little text that it overfits in these epochs. Embedding and two LSTM layers of 128, no
 tied weights, windows of 20 words, batches of 10, Adam with rate .01, gradients clipped to norm 1, 20 epochs. Dropout .4
 on the embedding and the output of each layer, another mask for each position; R_approx with one label drawn for each
-word. No DropConnect. The strengths of R~, of the identity and of l2 are of a few those that validation takes, by the
-mean of seeds; nothing else is tuned, and other rows have no l2. Four in ten held-out words are unknown and count as one
-word. The paper trains three layers of 1150 on 0.9 million words with 10,000 known for 150 epochs by SGD."""
+word. No DropConnect. The strengths of R~, of the identity and of l2 are chosen from a few on the validation split, by
+the mean over seeds; nothing else is tuned, and other rows have no l2. Four in ten held-out words are unknown and count
+as one word. The paper trains three layers of 1150 on 0.9 million words with 10,000 known for 150 epochs by SGD."""

@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "identity Hessian": IDENTITY,
     "identity Hessian (sampled)": IDENTITY | {"sign_samples": 1},
 }
-"""By row ``dropout_method``; none of it: no dropout at all."""
+"""Setting ``dropout_method`` of each row of the table; without it the row has no dropout at all."""
 QUICK: tuple[str, ...] = ("none", "DROPOUT_1", "DROPOUT_8", "R_approx", "R_approx + xi_approx")
 
 STRENGTHS = "strengths"
@@ -62,7 +62,8 @@ ML1M = "ml1m"
 class Size(NamedTuple):
     """Trainings of a form of the recipe.
 
-    ``of``: by name, the data sets whose rows and a fifth of them are compared; the first has all methods.
+    ``of``: data sets, keyed by name, on which a training on all rows is compared with one on a fifth of the rows. The
+    first data set has all methods.
     ``fields``: fields of all jobs; ``of_strengths``: further ones, of the jobs that try strengths.
     """
 
@@ -137,7 +138,7 @@ def _strengths(size: Size, of: DatasetSpec, seed: int) -> Iterator[Trial]:
             size, STRENGTHS, "dnn", PLAIN, of, seed, _regularizers({}, rate), size.of_strengths, f"rate {rate:g}"
         )
     for strength in size.l2:
-        # s |theta|^2: of the rows of a sample in its loss, of dense weights as 2 s theta beside the gradient.
+        # s |theta|^2: rows of a sample add it to the loss, dense weights add 2 s theta to the gradient.
         dense = size.fields["dense_optimizer"] | {"weight_decay": 2.0 * strength}
         fields = size.of_strengths | {"dense_optimizer": dense}
         yield _trial(size, STRENGTHS, "dnn", L2, of, seed, {"l2": strength}, fields, f"{strength:g}")
@@ -224,7 +225,7 @@ def _claims(table: str) -> Iterator[Claim]:
 
 
 def _claims_of_parts(size: Size) -> Iterator[Claim]:
-    """Yield what the paper says of tuned strengths (section 5.2) and of the size of the data (section 5.3)."""
+    """Yield the paper's claims on tuned strengths (section 5.2) and on the size of the data (section 5.3)."""
     text = "with strengths tuned alike, the output Hessian is no worse than the identity"
     yield Claim(text, STRENGTHS, "dnn", ("R_approx", "best"), ("identity Hessian", "best"), 0.0)
     text = "R~ with its strength tuned is better than l2"
@@ -238,9 +239,9 @@ _TITLE = "Dropout taken apart: DROPOUT_k, noise added back, explicit regularizer
 _SOURCE = "Wei, Kakade and Ma, The Implicit and Explicit Regularization Effects of Dropout (2020), tables 1 to 3"
 _PROTOCOL = """\
 A CTR tower (dimension 16, 128-64) trained by Adam with rate .001; dropout .4 on looked-up rows and after each hidden
-layer, or what stands for it with the coefficients of the equations, none tuned but in `strengths`. epinions and ml1m,
-ratings of 4 and above, a random tenth tests and one validates. `fifth` trains on a random fifth of the other rows, for
-four epochs too, and holds out the same rows. `strengths` trains on that of epinions: lambda_1 is one of five multiples
-of q / (1 - q), taken by the validation logloss of the best epoch, and so is the rate of dropout, and the strength of
-l2, which is of rows and of dense weights. The paper trains language models, whose perplexities stand beside for the
-order of methods."""
+layer, or the regularizer in its place with the coefficients of the equations, which only `strengths` tunes. epinions
+and ml1m, ratings of 4 and above, a random tenth tests and another validates. `fifth` trains on a random fifth of the
+other rows, for four epochs too, and holds out the same rows. `strengths` trains on the fifth of epinions: lambda_1
+is one of five multiples of q / (1 - q), chosen by the validation logloss of the best epoch. The rate of dropout and
+the strength of l2, on rows and dense weights, are chosen in the same way. The paper trains language models, whose
+perplexities are listed only to compare the order of the methods."""

@@ -27,8 +27,9 @@ State = tuple[Tensor, Tensor]
 class LstmSettings:
     """Data, model and training of a trial.
 
-    ``method``: fields of :class:`trainer.spec.regularizers.DropoutMethod`; None: no dropout. ``l2``: s, of s |theta|^2
-    of all parameters in the loss. ``adaptive``: where the clusters of an adaptive softmax begin; none: a full softmax.
+    ``method``: fields of :class:`trainer.spec.regularizers.DropoutMethod`; None: no dropout. ``l2``: s in the loss's
+    term s |theta|^2 over all parameters. ``adaptive``: first words of an adaptive softmax's clusters; (): a full
+    softmax.
     """
 
     num_training: int = 4
@@ -88,7 +89,7 @@ class Streams(NamedTuple):
 def train(settings: LstmSettings, path: Path, seed: int) -> Iterator[dict[str, Any]]:
     """Train on the file of the Brown corpus; yield perplexities of each epoch and split, without dropout.
 
-    That of the training split is of as many words as validation has.
+    The perplexity of the training split is over its first words, as many as the validation split has.
     """
     corpus = brown(path, settings.num_training, settings.num_held_out)
     rows = vocabulary(corpus.training, settings.num_words)

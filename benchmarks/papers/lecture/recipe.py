@@ -80,7 +80,7 @@ def _tables(name: str) -> tuple[Table, ...]:
 
 
 CLAIMS = (
-    Claim("AdamAR ends with a smaller gap than Adam", f"{ORIGINAL}:gap", "dnn",
+    Claim("After the last epoch the gap of AdamAR is smaller than Adam's", f"{ORIGINAL}:gap", "dnn",
           ("AdamAR", "last"), ("Adam", "last"), 0.0),
     Claim("Adam fits permuted labels, AdamAR less: training AUC is .05 apart", PERMUTED, "dnn",
           ("Adam", "last"), ("AdamAR", "last"), 0.05),

@@ -167,7 +167,7 @@ def _claims(size: Size) -> tuple[Claim, ...]:
     )  # fmt: skip
 
 
-# --- what is measured beside tables ----------------------------------------------------------------------------------
+# --- measurements besides tables -------------------------------------------------------------------------------------
 
 
 def _findings(recipe: Recipe, records: Mapping[str, Record], out: Path) -> Findings:

@@ -1,1 +1,1 @@
-"""Reports of recipes: tables beside the published figures, plots, pages."""
+"""Reports of recipes: tables with the published figures next to ours, plots, pages."""

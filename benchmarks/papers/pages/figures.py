@@ -17,7 +17,7 @@ Runs = dict[int, Record]
 
 @dataclass(frozen=True)
 class Cell:
-    """Means over ``seeds`` and their sample standard deviations (n - 1), as many as the table shows.
+    """Means over ``seeds`` and sample standard deviations (n - 1), one of each for every figure of the cell.
 
     ``tried``: the candidate chosen on the validation split; ``records``: its runs.
     """

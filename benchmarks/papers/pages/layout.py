@@ -1,4 +1,4 @@
-"""The report of a recipe: tables beside published figures, choices by validation, claims."""
+"""The report of a recipe: tables with published figures next to ours, choices by validation, claims."""
 
 from __future__ import annotations
 

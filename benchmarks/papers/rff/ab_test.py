@@ -83,7 +83,7 @@ def days_of(log: Log, numbers: Sequence[int], ids: Array, vectors: Sequence[Arra
 
 
 def arms(dim: int) -> dict[str, Features]:
-    """Return the features that consumers read, by name."""
+    """Return the features that consumers read, keyed by name."""
     return {
         f"h_{dim}": unit,
         f"phi_{dim}": features_of(dim, dim, 1.0),

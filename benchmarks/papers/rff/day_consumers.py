@@ -148,7 +148,7 @@ def _rated(features: Array, of: Impressions) -> Array:
 
 
 def _flat(inputs: Array) -> tuple[Array, Array]:
-    """Return inputs [b, c, k] as [b c, k], and labels [b c], 1 for the first of each."""
+    """Return inputs [b, c, k] as [b c, k], and labels [b c], 1 for the first of each c."""
     labels = np.zeros(inputs.shape[:2])
     labels[:, 0] = 1.0
     return inputs.reshape(-1, inputs.shape[2]), labels.ravel()

@@ -193,7 +193,7 @@ def begin(
         documents: The words of each document.
         settings: Settings of the training.
         seed: Seed of the initial values.
-        with_documents: Whether documents have rows: True for doc2vec, False for word2vec.
+        with_documents: True if documents have rows, as in doc2vec; False for word2vec.
 
     Returns:
         The model and the text for :func:`train`.

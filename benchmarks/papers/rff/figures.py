@@ -159,7 +159,7 @@ def aligned(runs: Sequence[Array]) -> list[Array]:
 
 
 def representations(runs: Sequence[Array], dim: int, suffix: str = "") -> dict[str, tuple[Sequence[Array], Features]]:
-    """Return the rows of the paper's table 1 by name: (vectors [n, dim] of each run, features a consumer reads)."""
+    """Return the rows of the paper's table 1 by name: (vectors [n, dim] of each run, consumer's features)."""
     return {
         f"h_{dim}{suffix}": (runs, unit),
         f"avg(h_{dim}){suffix}": ([np.mean(directions(runs), axis=0)], unit),

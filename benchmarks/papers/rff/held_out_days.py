@@ -42,7 +42,7 @@ class Log(NamedTuple):
 
 
 class Impressions(NamedTuple):
-    """What b users did next; items are row numbers of the feature matrix.
+    """The next actions of b users; items are row numbers of the feature matrix.
 
     ``history`` int64 [b, LENGTH]: the items taken last, oldest first, padded with -1 in front; ``rated`` [b]: the mean
     of all ratings given before; ``shown`` int64 [b, 1 + c]: the item taken and c items that the user never takes in the

@@ -28,10 +28,10 @@ READS = ("h", "phi", "own")
 
 @dataclass(frozen=True)
 class ReviewRnnSettings:
-    """The classifier and its training. ``num_words``: only so many first words of a review are read.
+    """The classifier and its training. ``num_words``: number of first words of a review that are read.
 
-    ``patience``: training ends when validation accuracy has not risen for so many epochs. ``hidden``: the width of each
-    direction and of the dense layer.
+    ``patience``: number of epochs without a higher validation accuracy after which training ends. ``hidden``: the width
+    of each direction and of the dense layer.
     """
 
     reads: str = "h"
@@ -50,7 +50,7 @@ class ReviewRnn(nn.Module):
     Args:
         rows: float32 [number of words, dim], the input of each word; one more row is added for padding.
         hidden: Width of each direction's state and of the dense layer.
-        frozen: Whether the rows are not trained.
+        frozen: True if the rows are not trained.
     """
 
     def __init__(self, rows: Tensor, hidden: int, *, frozen: bool) -> None:

@@ -29,7 +29,7 @@ from trainer.search.records import facts
 VARIANCES = (0.2, 0.4, 0.6, 0.8, 1.0)
 """The values of sigma_Q^2 in figure A.4, and 1, the standard Gaussian of table 1."""
 EXPONENTIAL_RUNS = 3
-"""Only so many runs, since a regression with one feature per item takes a hundred times as long as one on h."""
+"""Limit of runs, as a regression with one feature per item takes a hundred times as long as one on h."""
 PRODUCTS = "<h, h'>"
 Runs = dict[int, dict[str, Array]]
 """The kept arrays of each run, by seed."""
@@ -61,9 +61,9 @@ def class_table(
         classes: The class of each item that has one, by id.
         dim: Dimension of the vectors.
         behind: The records of the runs.
-        is_published: Whether the table shows the paper's figures too.
+        is_published: True if the table shows the paper's figures too.
         name: Name of the section.
-        of: What the title calls the runs.
+        of: Name of the runs in the title.
 
     Returns:
         The section, and the figures by row.
@@ -95,7 +95,7 @@ def class_table(
         (
             f"{len(labels)} items, {task.num_held_out} of them held out; the most frequent class is right on "
             f"{100 * task.majority:.2f} %. In per cent, mean and standard deviation over runs.",
-            "exp<h, h>: the exponential vector of section 4.3, as many numbers as there are items; of "
+            "exp<h, h>: the exponential vector of section 4.3, with one number for each item; from "
             f"{EXPONENTIAL_RUNS} runs at most.",
             "The last but one is no part of the paper's table: a consumer that was fitted on the first run and reads "
             "the vectors of the others, as a downstream model does between its own retrains. Features are standardised "
@@ -161,8 +161,8 @@ def growth(
             ("epoch", *shares),
             tuple(lines),
             (
-                "All but the first figure are of unit vectors, as a share of the mean square: 1 is what every run "
-                "draws anew, 0 what is the same in each.",
+                "All figures but the first are computed on unit vectors, as a share of the mean square. 1: every run "
+                "has other values; 0: all runs have the same.",
             ),
             panels,
         )

@@ -65,7 +65,7 @@ def section_of(
 
 
 def claims_of(judged: Mapping[str, NextItem], dim: int, *, is_published: bool, task: str = "task 2") -> list[Verdict]:
-    """Return the claims, which need more than one run; ``task``: the name of the task in them."""
+    """Return the claims, which need more than one run; ``task``: name of the task in the claims."""
     plain, phi = judged[f"h_{dim}"], judged[f"phi_{dim}"]
     if not plain.frozen:
         return []

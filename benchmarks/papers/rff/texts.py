@@ -57,7 +57,7 @@ def trials(data: Path, seeds: int, size: Size) -> list[TextTrial]:
 
     Args:
         data: The folder of ``ml1m_movies.parquet`` and ``movie_reviews.parquet``.
-        seeds: Number of runs of each.
+        seeds: Number of runs of each training.
         size: FULL or QUICK.
 
     Returns:
@@ -81,7 +81,7 @@ def trials(data: Path, seeds: int, size: Size) -> list[TextTrial]:
 
 
 def _rows(dim: int) -> dict[str, str]:
-    """Return the rows of table A.1, and what the RNN reads in each."""
+    """Return {row of table A.1: input of the RNN}."""
     return {f"h_{dim}": "h", f"phi_{dim}": "phi"}
 
 
@@ -130,7 +130,7 @@ def findings(
         data: The folder of the texts.
         log: The file of task 2's rows.
         size: FULL or QUICK.
-        is_published: Whether the tables show the paper's figures too.
+        is_published: True if the tables show the paper's figures too.
 
     Returns:
         Task 2 of titles, and variance over runs of titles and of the RNN's hidden representation.

@@ -55,7 +55,7 @@ def risk_and_alignment(vectors: Array, labels: Array, held_out: Array, sigma: fl
 
 
 def proposition_4(runs: Sequence[Array], classes: Array, num_draws: int) -> Section:
-    """Return how far A_n of features is from A_n of the kernel, by m, by n and by Q.
+    """Return differences of A_n of features from A_n of the kernel, by m, by n and by Q.
 
     All are computed on the first run. By m: the root mean square over draws of U of A_n(U) - A_n(K) on all items, and
     the mean over draws of the largest abs(A_n(Q) - A_n(Q*)) of phi_m over Q = N(0, sigma_Q^2), which the proposition

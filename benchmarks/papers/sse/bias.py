@@ -48,8 +48,8 @@ def measures(users: Floats, items: Floats, data: PreparedData, dataset: DatasetS
     """Return mean squared errors without swaps and with one table's rows swapped, by table and transition, as JSON.
 
     The transitions are to any other row, as in SSE-SE, and for each graph of the dataset to a neighbour. Transitions to
-    neighbours are measured over the examples whose row has one, beside transitions to any other row for the same
-    examples. Examples with an id that is not in training are left out.
+    neighbours are measured over the examples whose row has a neighbour. Transitions to any other row are also measured
+    over these examples, for comparison. Examples with an id that is not in training are left out.
 
     Args:
         users: [rows of the user table, d], special rows first.

@@ -116,7 +116,7 @@ def simulated_complexity(
         users: user table [u, d]; only rows that occur in training count.
         items: item table [v, d]; only rows that occur in training count.
         user: the user's row in each of n training examples.
-        item: the item's row in each of them.
+        item: the item's row in each of these examples.
         label: labels [n].
         seed: seed of the signs.
     """
@@ -204,8 +204,8 @@ def sections(records: Mapping[str, Sequence[dict[str, Any]]]) -> list[Section]:
         "rows", "Figure 3: where the rows of items lie",
         ("", "1st component", "2nd", "3rd", "within half the radius"), tuple(lines),
         (
-            "Share of the variance of the rows of items that were trained on; share of them within half the root mean "
-            "square distance of the nearer of two centres.",
+            "Over the rows of trained items: each component's share of the variance; share of rows that are nearer to "
+            "one of two centres than half the root mean square distance.",
             said,
         ),
         (Panel("rows of items", "distance to the nearer centre / radius", "share of rows", curves),),
@@ -223,7 +223,8 @@ def sections(records: Mapping[str, Sequence[dict[str, Any]]]) -> list[Section]:
         (
             f"Of {first}, SSE-SE on users and items: the median of {NUM_DRAWS} draws of signs, and what nine in ten "
             "lie between. Own labels: a swapped row is judged by the label of the example that it is swapped into, as "
-            "in training.",
+            "in training. Labels of the rows swapped to: it is judged by the labels of the training examples that have "
+            "this row.",
         ),
         (Panel(first, "probability of a swap", "|mean of sign times loss|", curves),),
     )  # fmt: skip

@@ -34,7 +34,7 @@ BATCHES_OF_A_CHUNK = 16
 
 @dataclass(frozen=True)
 class FineTuningSettings:
-    """Settings of fine-tuning. ``num_words``: only so many first words of a text are read.
+    """Settings of fine-tuning. ``num_words``: number of first words of a text that are read.
 
     ``swaps``: the probability of SSE-SE, for words that are read and for labels.
     """
@@ -132,7 +132,9 @@ def classifier(pretraining: PretrainingSettings, swaps: float, path: Path, seed:
 def fine_tune(
     settings: FineTuningSettings, pretraining: PretrainingSettings, corpus: Path, path: Path, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """Fine-tune; yield accuracy and F1 of each epoch and split, for training on as many texts as validation has.
+    """Fine-tune; yield accuracy and F1 of each epoch and split.
+
+    Those of the training split are over its first texts, as many as the validation split has.
 
     Raises:
         ValueError: a file does not exist, or texts are longer than the encoder has positions for.

@@ -1,4 +1,4 @@
-"""Experiments on texts by name, for :class:`benchmarks.papers.trials.trial.TextTrial`."""
+"""Experiments on texts, keyed by name, for :class:`benchmarks.papers.trials.trial.TextTrial`."""
 
 from __future__ import annotations
 

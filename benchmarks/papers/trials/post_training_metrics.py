@@ -63,4 +63,4 @@ MEASURES: dict[str, Measure] = {
     "sse_figures": _lazily("benchmarks.papers.sse.figures", "measures", lambda run: (run,)),
     "tower_by_depth": _lazily("benchmarks.papers.lecture.depth", "by_depth", _subject),
 }
-"""Measures by the name that trials use for them."""
+"""Measures, keyed by the name in trials."""

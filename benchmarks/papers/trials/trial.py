@@ -16,8 +16,7 @@ from trainer.search.records import deciding_packages
 from trainer.spec import DatasetSpec, JobSpec
 
 When = Literal["epochs", "best", "last"]
-"""Which test figures of a run a cell shows: those of every epoch, of the epoch that is best on validation, or of the
-last epoch."""
+"""Epochs whose test figures a cell shows: every epoch, the epoch that is best on validation, or the last epoch."""
 
 
 class Named:
@@ -222,7 +221,7 @@ def _hash_of(document: Any) -> str:
 
 
 def _bytes_of(rows: Path) -> Any:
-    """Return the sizes of the files by name, or None if there are none yet."""
+    """Return the files' sizes in bytes, keyed by name, or None if there are no files yet."""
     if rows.is_dir():
         return {str(path.relative_to(rows)): path.stat().st_size for path in sorted(rows.rglob("*.parquet"))}
     return rows.stat().st_size if rows.exists() else None

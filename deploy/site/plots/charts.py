@@ -9,7 +9,7 @@ from deploy.site.plots.figure import INK
 from deploy.site.plots.tables import Measured
 
 BAR = 0.8
-"""Share of the height of a row of the chart that its bars fill."""
+"""Share of a chart row's height that its bars fill."""
 
 
 CARD = {"facecolor": "#ffffff", "edgecolor": "none", "pad": 0.4}
@@ -22,7 +22,7 @@ def curves(axes: Any, x: Sequence[float], lines: dict[str, tuple[str, list[Measu
     Args:
         axes: Axes to draw on.
         x: Positions of the points.
-        lines: Colour and figures by name.
+        lines: Colour and figures keyed by name.
         gap: Smallest distance between two names, as a share of the axis' height.
     """
     for colour, figures in lines.values():
@@ -50,7 +50,7 @@ def curves(axes: Any, x: Sequence[float], lines: dict[str, tuple[str, list[Measu
 
 
 def _apart(places: dict[str, float], gap: float) -> dict[str, float]:
-    """Return positions by name: in the order of the given ones, near them, and at least ``gap`` apart."""
+    """Return each name's new position: near the given one, in the same order, and at least ``gap`` apart."""
     names = sorted(places, key=lambda name: places[name])
     # Blocks of names that touch, each around the mean of where its names want to be.
     blocks: list[tuple[list[str], float]] = []
@@ -80,7 +80,7 @@ def bars(
     Args:
         axes: Axes to draw on.
         labels: Labels of the rows, from the top.
-        series: Colour and figures by name; the caller draws a legend of several series.
+        series: Colour and figures, keyed by name; the caller draws a legend of several series.
         form: Format of the figures at the bars' ends.
         colours: Colours of the rows of a single series.
     """
@@ -111,10 +111,10 @@ def dots(axes: Any, labels: Sequence[str], series: dict[str, tuple[str, str, lis
     Args:
         axes: Axes to draw on.
         labels: Labels of the rows, from the top.
-        series: Colour, marker and the figures of each row by name.
+        series: Colour, marker and the figures of each row, keyed by name.
     """
     for number, (name, (colour, marker, rows)) in enumerate(series.items()):
-        # Series lie a little apart, so that points of one place are both seen.
+        # Shift each series a little, so that points at the same place are all visible.
         shift = (number - (len(series) - 1) / 2) * 0.16
         points = [(row + shift, figure) for row, figures in enumerate(rows) for figure in figures]
         axes.errorbar(
@@ -133,7 +133,7 @@ def parts(axes: Any, labels: Sequence[str], series: dict[str, tuple[str, list[fl
     Args:
         axes: Axes to draw on.
         labels: Labels of the rows, from the top.
-        series: Colour and the part of each row by name.
+        series: Colour and the part of each row, keyed by name.
         form: Format of the sum.
     """
     ends = [0.0] * len(labels)

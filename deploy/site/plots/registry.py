@@ -1,4 +1,4 @@
-"""Every plot by the name of its file: its title, its tables in docs/reports, and the function that draws it."""
+"""Plots, keyed by file name: title, its tables in docs/reports, and the function that draws it."""
 
 from __future__ import annotations
 

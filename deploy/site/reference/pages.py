@@ -22,4 +22,4 @@ PAGES: dict[str, Callable[[], str]] = {
     "alerts": alerts_page,
     "python": python_page,
 }
-"""Pages by name. In the repository, a section of docs/reference/README.md with the same name stands for each."""
+"""Pages, keyed by name. In the repository, a section of docs/reference/README.md with the same name stands for each."""

@@ -1,4 +1,4 @@
-"""Build the compiled kernels, once for each level of instructions: ``python -m embeddings.kernels.cpu.build``.
+"""Build the compiled kernels, once for each instruction set: ``python -m embeddings.kernels.cpu.build``.
 
 The compiler is $CXX, else the system's, else the one in the ziglang package. A library's name contains the hash of its
 sources, so that a library built from other sources is never loaded. This module imports nothing of the project.
@@ -27,7 +27,7 @@ FLAGS = (
     # gives the same bits.
     "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
 )  # fmt: skip
-# Instruction levels of each architecture, best last, with the flags that /proc/cpuinfo lists if a processor has them.
+# Instruction sets of each architecture, best last, with the flags that /proc/cpuinfo lists if a processor has them.
 LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
         "x86-64-v2": (),
@@ -41,11 +41,11 @@ MACHINE_FLAGS = {"x86_64": ("-mprfchw",), "aarch64": ()}
 
 
 class BuildError(RuntimeError):
-    """The kernels could not be compiled; the message says why and what helps."""
+    """The kernels could not be compiled; the message has the reason and the remedy."""
 
 
 def levels() -> dict[str, tuple[str, ...]]:
-    """Return the instruction levels of this machine's architecture, with the processor flags that each needs."""
+    """Return the instruction sets of this machine's architecture, with the processor flags that each needs."""
     machine = platform.machine()
     if machine not in LEVELS:
         raise BuildError(f"there are no compiled kernels for {machine} machines: x86_64 and aarch64 have them")
@@ -72,13 +72,13 @@ def library_path(level: str | None = None) -> Path:
         known = ", ".join(levels())
         raise RuntimeError(
             f"{path} is missing: the compiled kernels were not built, or their sources have changed since; "
-            f"run `python -m embeddings.kernels.cpu.build` (levels of instructions: {known})"
+            f"run `python -m embeddings.kernels.cpu.build` (instruction sets: {known})"
         )
     return path
 
 
 def best_level() -> str:
-    """Return the highest level of instructions that this processor has."""
+    """Return the best instruction set that this processor has."""
     flags: set[str] = set()
     for row in Path("/proc/cpuinfo").read_text().splitlines():
         if row.startswith("flags"):

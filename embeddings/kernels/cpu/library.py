@@ -26,7 +26,7 @@ class HeaderError(RuntimeError):
 
 
 def read_structures(header: str, where: str) -> dict[str, Any]:
-    """Return the structures of a header as classes of ctypes, by name.
+    """Return the structures of a header as classes of ctypes, keyed by name.
 
     A pointer to a structure of the header becomes a POINTER to its class, any other pointer a void pointer. Setting an
     attribute that is not a member raises AttributeError.

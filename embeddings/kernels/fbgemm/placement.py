@@ -15,7 +15,7 @@ FOR_TABLES = 0.8
 CACHED_SHARE = 0.2
 """Share of the rows that a cache holds: FBGEMM's own default (cache_load_factor)."""
 
-# Rows of a set of FBGEMM's cache (DEFAULT_ASSOC of its CUDA build), and bytes of a cached row beside its weights: its
+# Rows of a set of FBGEMM's cache (DEFAULT_ASSOC of its CUDA build), and bytes of a cached row besides its weights: its
 # number and the time of its last use, both int64.
 _ROWS_OF_A_SET = 32
 _CACHED_ROW_BYTES = 16

@@ -1,4 +1,4 @@
-"""Deferred updates of rows: the tables of :mod:`embeddings.optim.deferred_update` on the device, and reading them."""
+"""Deferred updates on a GPU: coefficients of :mod:`embeddings.optim.deferred_update`, and functions that apply them."""
 
 from __future__ import annotations
 

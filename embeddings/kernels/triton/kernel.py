@@ -258,7 +258,7 @@ class TritonKernel:
         self._last_sorted = None
 
     def squared_norm(self, records: Sequence[Record]) -> float:
-        """Return the sum over touched rows of the square of the norm of the summed gradient."""
+        """Return the squared norms of the summed gradients, added up over the touched rows."""
         self.check()
         with self._on_device():
             return float(self._apply(self._sorted_once(records), rules.NORM, 0, None, 1.0))
@@ -278,7 +278,7 @@ class TritonKernel:
         shared = any(descriptor.mean for descriptor in layout.descriptors) or any(
             record.weights is not None for record in records
         )
-        # A sort of int32 keys takes half as many passes.
+        # A sort of int32 keys takes half the passes of int64 keys.
         key_type = torch.int32 if self._num_keys < 2**31 else torch.int64
         keys = torch.empty(num_entries, dtype=key_type, device=layout.device)
         grad_offsets = torch.empty(num_entries, dtype=torch.int64, device=layout.device)

@@ -14,7 +14,7 @@ _SLOTS = 8
 
 
 class _Slot:
-    """Bytes of pinned memory and as many on the device."""
+    """Pinned memory of ``num_bytes`` bytes, and device memory of the same size."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -27,7 +27,7 @@ class Staging:
     """Copies arrays to the device without waiting for running kernels.
 
     Pinned memory is reused, because pinning takes longer than the copy. So a returned tensor is overwritten, in stream
-    order, once as many more arrays of similar size were copied as there are slots.
+    order, once the slots have been used in turn for further arrays of similar size.
     """
 
     def __init__(self, device: torch.device) -> None:

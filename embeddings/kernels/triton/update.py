@@ -44,7 +44,7 @@ def update(
 
     Triton takes flat arguments: no struct crosses a launch.
 
-    Grid: tiles of entries. ``keys`` are sorted row numbers over all tables, ``order`` has the unsorted index of each.
+    Grid: tiles of entries. ``keys`` are sorted row numbers over all tables, ``order`` has their indices before sorting.
     ``partials`` is [2 ceil(num_entries / SPLIT), DIM]. A piece that starts with a split at entry i has index 2 i /
     SPLIT, the first piece of a split run index 2 floor(i / SPLIT) + 1: a block of SPLIT entries has at most one of
     each, as a split run is longer than SPLIT. ``pieces``, int32 [num_entries], is memory for each program to list its

@@ -14,7 +14,7 @@ _GONE = "check that the data is complete and the ids are the same as before"
 
 
 class Missing(GateCheck):
-    """``missing``: share of all ids that would be served without a vector; it informs."""
+    """``missing``: share of all ids that would be served without a vector; it has no limit."""
 
     needs_previous = False
     limits = (Limit("missing", None, "items have never had a vector: check the training data", at_most=True),)
@@ -109,7 +109,7 @@ class Carried(GateCheck):
         arrived[comparison.shared[1]] = False
         replaced, counts = 0.0, candidate.counts
         if counts is not None and comparison.shorter.share < 1.0:
-            # New items have few rows as yet: average them with the rows of as many items that are gone.
+            # New items have few rows as yet: take the mean of their rows and of those of equally many removed items.
             rows_of_new = (counts[arrived].sum() + num_new * previous.counts[lost].sum() / max(lost.sum(), 1)) / 2
             replaced = (stands_for or 0.0) * ratio(rows_of_new, had)
         elif counts is not None:

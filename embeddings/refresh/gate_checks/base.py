@@ -31,8 +31,8 @@ class Limit:
 
     Attributes:
         metric: name, without the probe or slice in brackets.
-        starting: limit while fewer than ``MIN_REFRESHES`` refreshes were published; None: the metric only informs,
-            unless a job sets a limit of its own.
+        starting: limit while fewer than ``MIN_REFRESHES`` refreshes were published; None: the metric is only
+            reported, unless the job sets a limit for it.
         remedy: what to do about a failure.
         at_most: True where large values are bad.
         spread: least day-to-day standard deviation that rolling limits assume; None: the starting limit stays.
@@ -56,7 +56,7 @@ class Limit:
 
 
 class GateCheck(ABC):
-    """One measurement of a candidate, and the limits that hold it."""
+    """One measurement of a candidate, and the limits outside which the gate holds the candidate."""
 
     limits: ClassVar[tuple[Limit, ...]]
     about: ClassVar[Subject] = "run"
@@ -68,4 +68,4 @@ class GateCheck(ABC):
     @staticmethod
     @abstractmethod
     def measure(comparison: Comparison) -> dict[str, float]:
-        """Return metrics by name; NaN stands for one that cannot be measured, and fails its limit."""
+        """Return metrics, keyed by name; NaN stands for one that cannot be measured, and fails its limit."""

@@ -63,13 +63,13 @@ class Comparison:
         previous: the version that is served; None: the candidate is the first one, which needs none.
         candidate: the candidate.
         live: bool [n], items of which ``coverage`` is a share.
-        probes: documents of the probes that can read both (embeddings.refresh.probe), by name.
+        probes: documents of the probes that can read both (embeddings.refresh.probe), keyed by name.
         sampling: sample sizes and seed.
         min_count: fewest training rows of an evident item; 0: every item is evident.
         anchor: the version that drift is counted from; None: no version before the previous one.
         metrics_before: metrics of the previous version from the time when it was the candidate.
         shorter: length of the candidate's window relative to those before it.
-        row_figures: figures of the rows that the candidate was trained on, by name (``gate_checks.row_figures``).
+        row_figures: figures of the rows that the candidate was trained on, keyed by name (``gate_checks.row_figures``).
         models: comparison of its model with the served one; None: they were not compared.
 
     Raises:

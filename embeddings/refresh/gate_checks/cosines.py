@@ -21,8 +21,8 @@ class Cosines(GateCheck):
     """Cosines between the candidate's and the served vector of each item with enough rows in both.
 
     ``cosine_mean``: their mean; ``cosine_low``: the share of items that turned. Both have limits, which allow for their
-    standard errors. ``cosine_p5`` and ``cosine_mean_traffic`` (weighted by training rows) inform, and so do the figures
-    of all shared items (``cosine_mean_all``, ...).
+    standard errors. ``cosine_p5`` and ``cosine_mean_traffic`` (weighted by training rows) have no limits and are only
+    reported, like the figures over all shared items (``cosine_mean_all``, ...).
     """
 
     about = "vectors"

@@ -18,8 +18,8 @@ class Norms(GateCheck):
 
     An item with twice the clicks gets a longer vector, so the growth with an item's training rows is subtracted first:
     a linear fit of the change of log norms to that of log rows. Items with fewer than two rows in either version do not
-    count; with fewer than ``MIN_EVIDENT`` items there are no metrics. ``norm_shift``: factor of the median change,
-    which informs.
+    count; with fewer than ``MIN_EVIDENT`` items there are no metrics. ``norm_shift``: factor of the median change; it
+    has no limit.
     """
 
     about = "vectors"

@@ -79,12 +79,12 @@ class Collection(CollectionWriter, CollectionViews):
         """Return a reader of a version, or of the current version.
 
         Files are checked against the manifest's sha256 once per process. If the current version is damaged, the reader
-        is of the version served before it: ``reader.version`` names it, and ``damaged`` reports the damage.
+        reads the version served before it: ``reader.version`` names it, and ``damaged`` reports the damage.
 
         Raises:
             UnknownVersion: there is no such version.
             UnknownCollection: the collection has no version.
-            CorruptStore: a version given by name is damaged; or the current one and all served before it are.
+            CorruptStore: the version that the caller named is damaged; or the current one and all served before it are.
         """
         return self._reader.open(version)
 

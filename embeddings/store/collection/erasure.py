@@ -65,7 +65,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
 
     _reader: CollectionReader
 
-    # --- what was erased -------------------------------------------------------------------------------------------
+    # --- erased ids ------------------------------------------------------------------------------------------------
 
     def erased(self) -> ErasedIds:
         """Return the set of erased ids, which no version may contain."""
@@ -109,7 +109,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
         """
         super().save_settings(kind, name, document)
         if kind in LISTS_BY_ITEM and document is not None:
-            # Remove ids that were erased while the document was made; later erasures find it in its place.
+            # Remove ids that were erased while the document was written; later erasures find the saved document.
             self._remove_items(self.erased())
 
     # --- erasing ---------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class CollectionSettings:
     _files: CollectionDirectory
 
     def settings(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Return the collection's settings of one kind (``canary``, say), by name."""
+        """Return the collection's settings of one kind (``canary``, say), keyed by name."""
         self._files.follow()
         documents = {
             path.stem: read_document(path) for path in sorted((self._files.path / "settings" / kind).glob("*.json"))

@@ -184,7 +184,7 @@ class CollectionViews:
     def cached_view(self, view: str, version: str = "current") -> dict[str, Any] | None:
         """Return the entry of a view if a lookup in it needs only files that this process has checked and mapped.
 
-        Return None if it needs others, or if there is no such version or view.
+        Return None if the lookup needs further files, or if there is no such version or view.
         """
         reader = self._reader.opened(version)
         if reader is not None:

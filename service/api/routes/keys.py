@@ -132,7 +132,7 @@ async def revoke(request: Request, key_id: str, admin: Admin) -> None:
 
 @router.get("/v1/tenants")
 async def list_tenants(request: Request, admin: Admin, paging: Paging) -> Page[Tenant]:
-    """List tenants by name: all for an operator, otherwise the admin's own. A tenant is created with its first key."""
+    """List tenants, sorted by name: all for an operator, else the admin's own. A tenant begins with its first key."""
     query = keys.tenants(admin.sees)
     async with request.app.state.database.read() as connection:
         by = query.selected_columns.name

@@ -1,4 +1,4 @@
-"""Executors by name; other packages register subclasses of :class:`Executor` as entry points ``evenkeel.executors``."""
+"""Executors, keyed by name; other packages register an :class:`Executor` as entry point ``evenkeel.executors``."""
 
 from __future__ import annotations
 

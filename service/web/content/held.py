@@ -53,7 +53,7 @@ def _without_figures(summary: str, failed: list[dict[str, Any]]) -> str:
 def held_now(collection: Collection, held: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the newest version held since the current version last changed, and the reasons; None if none is held.
 
-    ``held``: the field ``held`` of the collection's summary (service.features.summaries).
+    ``held``: number, names and limit of these versions, as service.features.summaries gives them in ``held``.
     """
     if not held["in_a_row"]:
         return None

@@ -1,4 +1,4 @@
-"""The CPU kernel's own parts: levels of instructions, the order of sums, threads, swaps, memory, the build."""
+"""The CPU kernel's own parts: instruction sets, the order of sums, threads, swaps, memory, the build."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_versions_and_promote_say_how_the_model_does(run: Run, served: Served):
     assert "compared with the model of v000001" in done.out
     (row,) = (line for line in done.lines if line[0] == "country=de")
     assert row == ["country=de", "auc", "0.6517", "0.7877", "-0.0411", "-0.0309", "", "5000"]
-    assert "beside" not in run("promote", "books", first, "--reason", "back").out
+    assert "compared with" not in run("promote", "books", first, "--reason", "back").out
 
 
 def test_fetch_of_what_is_not_there(run: Run, served: Served):

@@ -60,7 +60,7 @@ async def test_a_full_disk(
             assert "full" in refused.json()["detail"]
             assert refused.headers["retry-after"] == "5"
             # That it was asked for is said where it still can be.
-            lost = [line for line in caplog.messages if "takes this entry" in line]
+            lost = [line for line in caplog.messages if "entry lost" in line]
             assert len(lost) == 1
             assert '"action": "POST /v1/datasets"' in lost[0]
             assert '"status": 503' in lost[0]

@@ -186,7 +186,7 @@ async def test_what_is_done_stands_where_no_disk_takes_its_entry(
             body = {"reason": "rolled back with a full disk"}
             answer = await client.post("/v1/collections/items/versions/v000001/promote", json=body)
             assert answer.status_code == 200, answer.text
-            (lost,) = [line for line in caplog.messages if "takes this entry" in line]
+            (lost,) = [line for line in caplog.messages if "entry lost" in line]
             entry = json.loads(lost[lost.index("{") :])
             assert (entry["status"], entry["object"]) == (200, "/v1/collections/items/versions/v000001/promote")
             app.state.audit._database = whole

@@ -218,9 +218,9 @@ def refused(of, message, **model):
 
 
 def test_settings_that_a_loss_has_no_use_for_are_named():
-    refused("softmax", "softmax compares with all items", negatives=5)
+    refused("softmax", "softmax scores all items for each target", negatives=5)
     refused("softmax", "softmax has none", calibration=0.1)
-    refused("softmax", "softmax compares with all items", negative_distribution="uniform")
+    refused("softmax", "softmax scores all items for each target", negative_distribution="uniform")
     refused("uniform", "share_negatives: true", negatives=101, share_negatives=False)
     refused("gbce", "gbce assumes uniform draws", negative_distribution="popularity")
     refused("cosine_contrastive", "normalize: true", normalize=False)

@@ -154,9 +154,9 @@ def test_an_added_feature_that_would_change_scores_is_refused_unless_it_is_wante
         (
             {"hidden": [8]},
             {"hidden": [4]},
-            r"model.hidden: .*use as many layers of these sizes or larger ones, or more",
+            r"model.hidden: .*use the parent's number of layers, of these sizes or larger ones, or more",
         ),
-        ({"hidden": [8, 4]}, {"hidden": [8]}, r"model.hidden: .*use as many layers of these sizes"),
+        ({"hidden": [8, 4]}, {"hidden": [8]}, r"model.hidden: .*use the parent's number of layers, of these sizes"),
         ({"hidden": [8, 4]}, {"hidden": [8, 4, 3]}, r"model.hidden: .*at least as many units as its last, 4"),
         ({"hidden": []}, {"hidden": [8]}, r"model.hidden: .*a first layer would change the scores"),
         ({"hidden": [8], "residual": True}, {"hidden": [9], "residual": True}, r"model.hidden: .*\(residual\)"),
@@ -170,7 +170,7 @@ def test_an_added_feature_that_would_change_scores_is_refused_unless_it_is_wante
         (
             {"kind": "xdeepfm", "cin_layers": [5]},
             {"kind": "xdeepfm", "cin_layers": [5, 5]},
-            "model.cin_layers: .*use as many layers: only after a ReLU",
+            "model.cin_layers: .*use the parent's number of layers: only after a ReLU",
         ),
     ],
 )

@@ -677,7 +677,7 @@ def test_swaps_of_probability_0_may_be_of_any_feature() -> None:
     ("optimizer", "says"),
     [
         ({"kind": "adam", "beta1": 0.9, "beta2": 0.8}, "optimizer: moments 'dense' needs beta1 < beta2"),
-        ({"kind": "adam", "beta1": 0.9985}, "beta1 0.9985 beside beta2 0.999: momentum lives for 82790 idle"),
+        ({"kind": "adam", "beta1": 0.9985}, "beta1 0.9985 with beta2 0.999: momentum lives for 82790 idle"),
         ({"kind": "adagradw", "learning_rate": 1.0, "weight_decay": 1.5}, "must stay below 1, not 1.5"),
         ({"kind": "adamw", "learning_rate": 0.5, "weight_decay": 0.5}, "takes more from a row in a step than"),
     ],

@@ -225,7 +225,7 @@ def test_the_memory_counts_numbers_vectors_and_the_item_tower(log, tmp_path, kin
     [
         ({}, "a vector needs dim, the length of its lists: `evenkeel datasets infer` reads it"),
         ({"dim": 3, "transform": "log1p"}, "transform: log1p is for single numbers: use none or normalize"),
-        ({"dim": 3, "missing": 0.5}, "missing: 0.5 is for single values: a missing vector is zeros, or an error"),
+        ({"dim": 3, "missing": 0.5}, "missing: 0.5 is for single numbers: leave it out for zeros, or use error"),
         ({"dim": 3, "shares": "item"}, "shares is for ids: a vector feature reads a column of the rows"),
         ({"type": "dense", "dim": 3}, "dim and mode are for vectors: leave them out, or set type: vector"),
         ({"type": "dense", "transform": "normalize"}, "transform: normalize is for vectors"),

@@ -1,4 +1,4 @@
-"""Making of a model's input features from table rows."""
+"""Construction of a model's input features from table rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bags_of(
 
     Args:
         keys: the keys of the features.
-        parts: by feature, a table row for each sample or a list of them; other features are empty in every sample.
+        parts: feature -> a table row for each sample or a list of them; other features are empty in every sample.
         num_samples: number of samples.
     """
     lengths = np.zeros((len(keys), num_samples), dtype=np.int64)

@@ -31,7 +31,7 @@ class Batch:
         dense: float32 [b, n], numeric features and vectors (trainer.data.columns.vectors); None if there are none.
         shares: float32, shape of the labels: factors of the losses, applied before the mean over the global batch
             (trainer.data.batches.loss_shares). None, for a single label without weights: every factor is 1.
-        id_keys: in one-pass training (trainer.data.one_pass), where ``features`` are hashes of ids: by table, all
+        id_keys: in one-pass training (trainer.data.one_pass), where ``features`` are hashes of ids: table -> all
             hashes of the global batch; None for prepared data, where features are table rows.
         place: in one-pass training, the position at which reading continues after this batch; else None.
         raw_ids: in one-pass training, the strings behind the hashes of the published feature's table; None if strings

@@ -54,7 +54,7 @@ def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:
 
 
 def read_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Feature]:
-    """Return the id features that the job's model scores with, by name; for a sequence model ``item``, as lists."""
+    """Return the id features of the job's model, keyed by name; a sequence model has ``item``, as lists."""
     features = dataset.joined_features
     if job.model.reads_sequences:
         return {"item": features["item"].model_copy(update={"type": "id_list"})}
@@ -64,7 +64,7 @@ def read_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Feature]:
 
 
 def read_numeric_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Feature]:
-    """Return the numeric features that the job's model reads, by name."""
+    """Return the numeric features that the job's model reads, keyed by name."""
     if not job.model.reads_numbers:
         return {}
     return {name: feature for name, feature in dataset.features.items() if feature.type == "dense"}

@@ -55,7 +55,7 @@ class _WithVectors:
 
 
 def item_vectors(catalogue: Catalogue, places: npt.NDArray[np.integer]) -> dict[str, Float32s]:
-    """Return the vectors of the items at these places [b] in the catalogue: by name, [b, dim]; zeros at place -1."""
+    """Return the vectors of the items at these places [b] in the catalogue, name -> [b, dim]; zeros at place -1."""
     found = {}
     for name, vectors in catalogue.vectors.items():
         found[name] = np.array(vectors[places])

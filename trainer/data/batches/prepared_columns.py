@@ -90,7 +90,7 @@ class PreparedColumns:
     unknown_share: dict[str, dict[str, float]]
     """Share of ids that are unknown (table row 1), by feature and split."""
     graphs: dict[str, dict[str, Any]]
-    """Facts on the graphs that the job uses, by name: their table, and the numbers of edges read, left out and kept."""
+    """The job's graphs, name -> facts: its table, and the numbers of edges that were read, left out and kept."""
     num_dense: int
     """Number of numeric features in a batch."""
     num_item_numbers: int

@@ -2,8 +2,8 @@
 
 A warm start adds new ids and retires ids that have not occurred for too long (docs/adr/0045): every id carries the
 number of the run whose training split last had it. The rows of the other ids keep their order and close the gaps, so a
-table is never larger than the ids that it serves. A retired id leaves a tombstone, for as many runs as an id may stay
-unseen, so that publishers stop serving its last vector.
+table is never larger than the ids that it serves. A retired id leaves a tombstone, for the number of runs after which
+an unseen id is retired, so that publishers stop serving its last vector.
 """
 
 from __future__ import annotations

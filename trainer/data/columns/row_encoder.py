@@ -46,8 +46,8 @@ class EncodedRows:
     Attributes:
         num_rows: number b of rows.
         rows: by id feature, the rows of its embedding table: int64 [b], or lists of int64.
-        unknown: by feature, the number of ids that the vocabulary lacks.
-        missing: by feature, the number of null ids or missing values.
+        unknown: feature -> the number of ids that the vocabulary lacks.
+        missing: feature -> the number of null ids or missing values.
         matches: counts of found and unknown ids by feature, and of found and unknown keys by :func:`join_name`.
         weights: by list feature with weights, a factor for each element of its lists.
         dense: float32 [b, n], numeric features and vectors (trainer.data.columns.vectors); None if there are none.
@@ -87,11 +87,11 @@ class RowEncoder:
 
     Args:
         dataset: the dataset that the model was trained on.
-        features: the id features to encode, by name.
+        features: the id features to encode, keyed by name.
         numeric: numeric features with the statistics of training; features of the item table come last.
         vectors: the vectors that the model reads; vectors of the item table come last.
-        vocabularies: by table, its raw ids, or uint64 hashes of string ids; entry i belongs to table row i + 2.
-        joins: by feature (for the item table: ITEM_TABLE), the uri of a file to read instead of the dataset's.
+        vocabularies: table -> its raw ids, or uint64 hashes of string ids; entry i belongs to table row i + 2.
+        joins: feature (ITEM_TABLE for the item table) -> uri of the file to read instead of the dataset's.
         history_source: opens the dataset's rows, to look up histories; None: histories must be columns of the rows.
     """
 
@@ -133,7 +133,7 @@ class RowEncoder:
 
     @property
     def dense_columns(self) -> dict[str, slice]:
-        """By numeric feature and vector, the range of its columns in :attr:`EncodedRows.dense`."""
+        """Range of the columns of each numeric feature and vector in :attr:`EncodedRows.dense`."""
         of_rows, of_items = ([one.name for one in numeric] for numeric in (self._numeric, self._item_numeric))
         return columns_of(of_rows, of_items, self._vectors)
 

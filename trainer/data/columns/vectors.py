@@ -113,7 +113,7 @@ def given_columns(vectors: Sequence[Vector], of_item: bool | None = None) -> int
 def arranged(
     of_rows: Float32s, of_items: Float32s, vectors: Sequence[Vector], blocks: Mapping[str, Float32s]
 ) -> Float32s:
-    """Return the block of numbers of a batch [b, n] from its parts, each [b, ...]: ``blocks`` are vectors by name."""
+    """Return the block of numbers of a batch [b, n] from its parts, each [b, ...]; ``blocks``: name -> vectors."""
     given = [one for one in vectors if not one.projected]
     rows = [blocks[one.name] for one in given if not one.of_item]
     items = [blocks[one.name] for one in given if one.of_item]

@@ -258,7 +258,7 @@ class OnePassData(PreparedData):
         return LossShares(rows.labels if self.tasks else None, rows.row_weights)
 
     def _id_keys(self, rows: Rows, start: int, stop: int) -> Mapping[str, Int64s]:
-        """Return, by table, the hashes of all ids in rows ``start`` to ``stop`` (excluded), without missing ids."""
+        """Return {table: hashes of all ids in rows ``start`` to ``stop``, excluded}, without missing ids."""
         found: dict[str, list[Int64s]] = {name: [] for name in self.tables}
         for key, column in zip(self.keys, rows.columns, strict=True):
             if isinstance(column, Jagged):

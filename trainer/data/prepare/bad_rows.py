@@ -12,7 +12,7 @@ A row is bad in these cases:
 - a vector has another length or a missing or infinite number, or is missing although it has ``missing: error``;
 - an id is missing although the feature has ``missing: error``;
 - an id, also in a list, is no integer although the ids of its table are integers;
-- the weights of a list are not as many as its ids, or are missing or negative.
+- a list has another number of weights than of ids, or a weight is missing or negative.
 """
 
 from __future__ import annotations

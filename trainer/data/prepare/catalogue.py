@@ -45,9 +45,9 @@ class Catalogue:
     Attributes:
         ids: raw ids.
         rows: int32 [items], each item's row in its embedding table; the unknown id's row if it has none.
-        features: by feature of the item table, table rows [items], or lists of them.
+        features: feature of the item table -> table rows [items], or lists of table rows.
         numbers: float32 [items, numeric features of the item table].
-        vectors: by name float32 [items, dim], the vectors of the item table, zeros where it has none.
+        vectors: name -> float32 [items, dim], the vectors of the item table, zeros where it has none.
         num_in_table: number of items of the item table, which come first.
     """
 
@@ -62,7 +62,7 @@ class Catalogue:
         return len(self.rows)
 
     def place_of_row(self, num_rows: int) -> npt.NDArray[np.int64]:
-        """Return the place of each row of the table of items, -1 for the special ones."""
+        """Return the place in the catalogue of each row of the item table, -1 for the special rows."""
         places = np.full(num_rows, -1, dtype=np.int64)
         places[self.rows] = np.arange(len(self))
         places[:NUM_SPECIAL_ROWS] = -1

@@ -27,9 +27,9 @@ PROFILE_FILE = "profile.json"
 HELD_OUT_FROM = "held_out_from"
 """Key of a profile for the earliest held-out time of a split by time, as a number of the ordering column."""
 NEW_IDS = 0.2
-"""Limit of the share of examples whose ids the parent did not have; a larger share counts as moved."""
+"""Limit of the share of examples with an id that is not in the parent's rows; a larger share counts as drift."""
 MISSING = 0.05
-"""Limit of the difference in the share of missing values, or in the mean label; a larger one counts as moved."""
+"""Limit of the difference in the share of missing values, or in the mean label; a larger one counts as drift."""
 PSI = 0.2
 """Limit of the population stability index of a numeric feature; a higher index is commonly read as a shift."""
 VECTOR = 0.2
@@ -115,7 +115,7 @@ def drift(
     grown: Mapping[str, GrownTable],
     row_counts: Mapping[str, npt.NDArray[np.int64]],
 ) -> list[Comparison]:
-    """Return the comparisons of the parent's profile with this run's; comparisons that moved come first."""
+    """Return the comparisons of the parent's profile with this run's; those beyond their limits come first."""
     comparisons = [
         Comparison("columns", name, name, None, True) for name in before["columns"] if name not in now["columns"]
     ]

@@ -44,7 +44,7 @@ IDS_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class Encoded:
-    """Encoded rows of all splits: by column, each id's position among the distinct ids of its domain, or -1 for null.
+    """Encoded rows of all splits: column -> each id's position among the distinct ids of its domain, or -1 for null.
 
     A domain is a set of ids that columns share, such as a table.
     """

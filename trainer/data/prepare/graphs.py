@@ -63,7 +63,7 @@ def write_graphs(
     log: Callable[[str], Any],
     warn: Callable[[str], Any],
 ) -> dict[str, dict[str, Any]]:
-    """Call :func:`write_graph` for each graph, by name; ``kinds`` and ``vocabularies`` are by table."""
+    """Return {name: result of :func:`write_graph`} for each graph; ``kinds``, ``vocabularies`` are keyed by table."""
     return {
         name: write_graph(edges, kinds[edges.table], vocabularies[edges.table], directory, log, warn)
         for name, edges in files.items()

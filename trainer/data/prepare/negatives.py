@@ -163,7 +163,7 @@ class UnseenUntil:
             by_time = np.argsort(times, kind="stable")
             self._times = times[by_time]
             self.pairs, first = np.unique(pairs[by_time], return_index=True)
-            # One key for a pair's user and the position, in order of time, of the pair's first row.
+            # A key for each pair: the pair's user, and the position in time of the pair's first row.
             self._keys = np.sort(self.pairs // num_items * len(times) + first)
             self._items = pairs[by_time][self._keys % len(times)] % num_items if len(times) else pairs
             ones = np.ones(num_items, np.int64)

@@ -62,6 +62,6 @@ def write_numbers(features: Sequence[Numeric], directory: Path, workers: Workers
 
 
 def inherited_numeric(plan: DataPlan, base: Sequence[Numeric]) -> dict[str, Numeric]:
-    """Return, by name, the job's numeric features that the warm start's parent read, with the parent's statistics."""
+    """Return {name: the parent's statistics} of the job's numeric features that the warm start's parent read."""
     columns = {one.name: one.column for one in plan.all_numeric}
     return {one.name: replace(one, column=columns[one.name]) for one in base if one.name in columns}

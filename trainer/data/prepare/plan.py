@@ -215,7 +215,7 @@ class DataPlan:
         return tuple(one for one in found if one is not None)
 
     def value_file(self, name: str) -> str:
-        """Return the name of the file for the values of the column ``name`` of :attr:`values`."""
+        """Return the name of the file with the values of ``name``, a column that :attr:`values` lists."""
         return f"value-{[one.name for one in self.values].index(name)}"
 
     @property
@@ -231,13 +231,13 @@ class DataPlan:
 
     @property
     def feature_times(self) -> dict[str, str]:
-        """By feature, the column of the rows with the time its value was known; empty if splits ignore time."""
+        """Feature -> column with the time at which its value became known; empty if splits ignore time."""
         features = self.dataset.features.items() if self.splits_by_time else ()
         return {name: feature.timestamp for name, feature in features if feature.timestamp is not None}
 
     @property
     def join_times(self) -> dict[str, str]:
-        """By joined feature, its file's column of the times when values became known; empty if splits ignore time."""
+        """Joined feature -> its file's column of times at which values became known; empty if splits ignore time."""
         joins = {one.name: one.join.timestamp for one in self.features if one.join is not None}
         return {name: column for name, column in joins.items() if column is not None and self.splits_by_time}
 

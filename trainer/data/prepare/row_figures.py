@@ -103,8 +103,8 @@ def popularity(earlier: npt.NDArray[Any], newest: npt.NDArray[Any]) -> float | N
     """Return the correlation of the logarithms of items' counts in two parts of the rows; changed ids lower it.
 
     Args:
-        earlier: code of the item of each earlier row, at least 0.
-        newest: code of the item of each of the newest rows, at least 0.
+        earlier: item codes of the earlier rows, at least 0.
+        newest: item codes of the newest rows, at least 0.
 
     Returns:
         The correlation over items with at least two rows in each part; None for fewer than ``MIN_ITEMS`` such items.

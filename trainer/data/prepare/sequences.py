@@ -26,7 +26,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class SequenceRows:
-    """Collector of positives, chunk by chunk; holds three integers for each in memory while it sorts."""
+    """Collector of positive examples, chunk by chunk. Sorting needs memory for three integers per positive example."""
 
     def __init__(self, plan: DataPlan, encoded: Encoded):
         self._enabled = plan.is_sequence
@@ -93,7 +93,7 @@ class Sequences:
     """The sequences of all users, memory-mapped.
 
     Sequence s is ``items[starts[s] : starts[s + 1]]``, table rows; ``sides`` has the split of each item. ``train``:
-    the items of the training split alone. ``held``: by split, the positions in ``items`` of the examples to evaluate,
+    the items of the training split alone. ``held``: split -> the positions in ``items`` of the examples to evaluate,
     which are those with a history.
     """
 

@@ -38,7 +38,7 @@ def finish_tables(
     base: Mapping[str, IdMap],
     workers: Workers,
 ) -> tuple[dict[str, GrownTable], dict[str, npt.NDArray[np.int64]]]:
-    """Return, by table, the ids with their rows, and the number of each row's occurrences in the training split.
+    """Return {table: (ids with their rows)} and {table: number of each row's occurrences in the training split}.
 
     Ids of ``base`` (the warm start's, by table) that are kept come first, then new ids.
     """

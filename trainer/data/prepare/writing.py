@@ -233,8 +233,8 @@ class FinishedSplits:
 
     Attributes:
         encoded: all rows; after a preparation by tasks, only their distinct ids and a sample of their numbers.
-        grown: by table, its ids with their rows.
-        row_counts: by table, the number of occurrences of each row in the training split.
+        grown: table -> its ids with their rows.
+        row_counts: table -> the number of occurrences of each row in the training split.
         numeric: numeric features, with statistics.
         labels: figures of each label of the training split.
         num_examples: number of examples by split.

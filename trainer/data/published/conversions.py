@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 Downloads = Mapping[str, Path]
-"""The publisher's files by name."""
+"""The publisher's files, keyed by name."""
 Tables = Mapping[str, pa.Table]
 """The tables, by the name of the Parquet file without its ending."""
 Conversion = Callable[[Downloads], Tables]

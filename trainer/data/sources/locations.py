@@ -245,4 +245,4 @@ def _connected(endpoint: str) -> pafs.FileSystem:
 
 
 FILE_SYSTEMS: dict[str, Callable[[], pafs.FileSystem]] = {"s3": _s3}
-"""By scheme of a uri, the function that returns the file system of the object storage."""
+"""Scheme of a uri -> function that returns the file system of the object storage."""

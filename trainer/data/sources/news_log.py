@@ -20,7 +20,7 @@ users/date=YYYY-MM-DD/part-00000.parquet     user, vector (float64 [topics]): th
 The model has topics t: P(item | user, day) = sum_t P(t | user, day) P(item | t, day). P(item i | t, day) is
 proportional to weight_i vector_it over the items alive on the day. So ``vector`` is all that clicks can reveal about an
 item besides its popularity. An item survives each day from its first one on with probability 1 - 1 / ``lifetime_days``;
-on average as many items are born on a day as die. P(. | user, day) is the softmax of a user's leaning plus the day's
+on average the number of items is constant. P(. | user, day) is the softmax of a user's leaning plus the day's
 news, both stationary autoregressions over days. Every value is a function of (seed, day, row).
 """
 

@@ -27,8 +27,12 @@ def field_of(batch: pa.RecordBatch, path: FieldPath) -> pa.Array:
 def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     """Return a type in which the values of both types keep their meaning; None if there is none.
 
-    Integers and floats of any width are numbers, and booleans are the integers 0 and 1. Text is text, in a dictionary
-    or not. A date is a time. A column without any value has every type. Numbers, text and times have no common type.
+    - Numbers: integers and floats of any width have a common type. Booleans count as the integers 0 and 1.
+    - Text: dictionary-encoded and plain text have a common type.
+    - Times: dates count as times.
+    - A column without any value fits every type.
+
+    A number, a text and a time have no common type with one another.
     """
     if left == right:
         return left

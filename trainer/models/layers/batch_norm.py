@@ -69,7 +69,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        # Sums of float64: that of squares loses nothing then that the inputs had.
+        # Sum in float64, in which the squares lose none of the inputs' digits.
         wide, width = x.double(), x.shape[1]
         sums = torch.cat([wide.sum(0), wide.square().sum(0), wide.new_full((1,), float(len(x)))])
         sums = _over_ranks(sums)

@@ -31,8 +31,8 @@ def tower(
     (with ``residual``; He et al., CVPR 2016; Shan et al., Deep Crossing, KDD 2016): x itself if sizes agree, else a
     linear map without bias. The initial W and b are the same with or without both.
 
-    Parameters: sum of (a + 1) b over neighbouring sizes a, b; and for each hidden layer 2 b with batch normalisation,
-    a b for a shortcut between sizes that differ.
+    Number of parameters: the sum of (a + 1) b over neighbouring sizes a, b. Each hidden layer has 2 b more with batch
+    normalisation, and a b more for a shortcut between different sizes.
     """
     if not (residual or batch_norm) and logits:
         return mlp(sizes, seed=seed, dtype=dtype)

@@ -23,7 +23,7 @@ class VectorFields(nn.Module):
     seed and the vector's name.
 
     Args:
-        columns: number of columns of each vector's projection, by name of the vector.
+        columns: vector's name -> number of columns of its projection.
         inputs: arguments of the model; its ``vectors`` are in the order of their columns in a batch's ``dense``.
     """
 
@@ -46,7 +46,7 @@ class VectorFields(nn.Module):
         return sum(one.dim for one in self.vectors)
 
     def forward(self, numbers: Tensor, vectors: Sequence[Vector] | None = None) -> dict[str, Tensor]:
-        """Return the projection [b, columns] of each vector by name.
+        """Return {name: projection [b, columns]} of the vectors.
 
         ``vectors``: vectors to project; None: all. ``numbers`` [b, n] must end with their columns.
         """

@@ -27,7 +27,7 @@ class Tracker(Protocol):
     """Receiver of the curves of one run. Every method may block, and raises its own errors."""
 
     def last_steps(self) -> dict[str, int]:
-        """Return, by curve, the last step that the tracker has received, in this or an earlier attempt."""
+        """Return {curve: last step that the tracker has received, in this or an earlier attempt}."""
 
     def log(self, points: Sequence[Point]) -> None:
         """Send points to the tracker. Points of a curve must come in the order of their steps."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec, Feature
     from trainer.spec.job import JobSpec
 
-# TorchRec keeps tables by name in a torch.nn.ModuleDict, whose class has members of these names.
+# TorchRec keeps tables under their names in a torch.nn.ModuleDict, whose class has members of these names.
 NAMES_OF_MODULES = frozenset("""
     T_destination _apply _backward_hooks _backward_pre_hooks _buffers _call_impl _compiled_call_impl _forward_hooks
     _forward_hooks_always_called _forward_hooks_with_kwargs _forward_pre_hooks _forward_pre_hooks_with_kwargs

@@ -57,7 +57,7 @@ _REMOVED_TRAITS = {
     "learns_products": "say multiplies_rows = 'always'",
     "learns_products_without_numbers": "say multiplies_rows = 'without_numbers'",
 }
-"""Remedies by name of a class variable that earlier versions read; a kind that sets such a variable is refused."""
+"""Class variables that earlier versions read -> remedy; a kind that sets such a variable is refused."""
 
 
 class ModelSpec(Spec):
@@ -126,7 +126,7 @@ class ModelSpec(Spec):
     learns_products_without_numbers: ClassVar[None]
 
     registry: ClassVar[Mapping[str, type[ModelSpec]]] = {}
-    """All kinds by name, as trainer.spec.models.registry sets them."""
+    """All kinds, keyed by name, as trainer.spec.models.registry sets them."""
 
     _of_others: dict[str, Any] = PrivateAttr(default_factory=dict)
 
@@ -153,7 +153,7 @@ class ModelSpec(Spec):
 
     @property
     def default_init(self) -> Init:
-        """Zero, the start of CTR towers in the AdamAR paper (Li and Lyu, Adaptive Regularization)."""
+        """Zero: CTR towers in the AdamAR paper start so (Li and Lyu, Adaptive Regularization)."""
         return Init()
 
     @property

@@ -1,4 +1,4 @@
-"""Kinds of models by name: those of this package, and those that others register as ``evenkeel.model_specs``."""
+"""Kinds of models, keyed by name: those of this package, and those that others register as ``evenkeel.model_specs``."""
 
 from __future__ import annotations
 

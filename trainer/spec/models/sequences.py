@@ -28,7 +28,7 @@ NEGATIVES_OF_LOSSES: dict[str, Negatives] = {"softmax": "all", "gbce": "shared",
 
 
 class SequenceSpec(DrawingSpec):
-    """A model of users' items in order.
+    """A model of each user's items in their order.
 
     ``negatives``: number of items drawn for each target (at most MOST_OF_EACH), or, if they are shared, for all targets
     of a batch. Default: the number in the model's paper.
@@ -140,7 +140,7 @@ class PieceSpec(SequenceSpec, RetrievalSettings):
         if self.loss == "softmax":
             for name in ("negatives", "negative_distribution"):
                 if getattr(self, name) is not None:
-                    yield FieldProblem(f"model.{name}", "softmax compares with all items", "leave it out")
+                    yield FieldProblem(f"model.{name}", "softmax scores all items for each target", "leave it out")
         if self.loss == "top1" and self.share_negatives:
             yield FieldProblem(
                 "model.share_negatives", "top1 draws for each target", "leave it out, or use another loss"

@@ -32,7 +32,7 @@ class Task(Spec):
 class SeveralLabelsSpec(TowerSpec):
     """A model with a score for each of a dataset's ``labels``.
 
-    ``tasks``: by name of a label, the label on which its score is conditional.
+    ``tasks``: label -> task, which names the label on which the score is conditional.
     """
 
     tasks: dict[str, Task] = later({})

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class WukongSpec(ClickSpec):
     """Wukong: ``interaction_layers`` layers, each of which returns ``fm_vectors`` and ``linear_vectors`` vectors.
 
-    The former come from an MLP of ``fm_hidden`` layers on pair products compressed to ``fm_rank``, the latter from a
-    linear compression.
+    ``fm_vectors`` come from an MLP of ``fm_hidden`` layers on pair products compressed to ``fm_rank``,
+    ``linear_vectors`` from a linear compression.
     """
 
     kind: Literal["wukong"]

@@ -27,10 +27,10 @@ class Decision(NamedTuple):
 def decide(stopping: EarlyStopping, history: Sequence[Mapping[str, Any]], label: str = "") -> Decision:
     """Return the decision for the metrics of the epochs so far.
 
-    Each entry of ``history`` has ``epoch``, ``split`` and metrics by name, as trainer.training.loop writes it. An epoch
-    is a new best if its metric is better than the best by more than ``min_delta``. If ``stopping`` names no metric, it
-    is the first of auc, rmse and logloss, else the first ranking metric, that the validation split has. ``label``: name
-    of the first of several labels, whose metric is watched then; "" if there is one label.
+    Each entry of ``history`` has ``epoch``, ``split`` and metrics (name -> value), as trainer.training.loop writes it.
+    An epoch is a new best if its metric is better than the best by more than ``min_delta``. If ``stopping`` names no
+    metric, it is the first of auc, rmse and logloss, else the first ranking metric, that the validation split has.
+    ``label``: name of the first of several labels, whose metric is watched then; "" if there is one label.
 
     Raises:
         ValueError: the validation split has no such metric.

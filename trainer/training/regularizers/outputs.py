@@ -113,7 +113,7 @@ class SquaredError:
 
 
 class PointwiseLoss:
-    """A loss of trainer.models.losses by name. H_out is its second derivative, which must not depend on the label."""
+    """Loss ``kind`` of trainer.models.losses. H_out is its second derivative, which must not depend on the label."""
 
     def __init__(self, kind: str):
         self.kind = kind
@@ -137,7 +137,7 @@ OUTPUT_LOSSES: dict[str, Callable[[], OutputLoss]] = {
     "bce": BinaryCrossEntropy,
     "mse": SquaredError,
 }
-"""Constructors, by name, of the losses of trainer.spec.losses with ``has_output_hessian``; these have no settings."""
+"""Constructors of the losses of trainer.spec.losses with ``has_output_hessian``, keyed by name; none has settings."""
 
 
 def identity(outputs: Tensor) -> list[Factor]:

@@ -1,1 +1,1 @@
-"""Revisions, oldest first by name."""
+"""Revisions; sorted by file name, the oldest comes first."""

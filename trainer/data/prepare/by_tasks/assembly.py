@@ -217,7 +217,7 @@ class Assembly:
             known.get(name) or numeric_of(desk.state(f"number-{number:05d}")) for number, name in enumerate(names)
         )
 
-    # --- what needs all rows
+    # --- stages that need all rows
 
     def _check_rows(
         self, desk: Desk, counted: Sequence[dict[str, Any]], bad_rows: BadRows | None, num_rows: int

@@ -51,7 +51,7 @@ class Reader(ABC):
         self._lacking: dict[FilePath, dict[str, pa.DataType]] = {}
         self._types: dict[str, pa.DataType] = {}
         self.declared: dict[str, pa.DataType] = {}
-        """Types of the columns that files may lack, by name; their values are then null."""
+        """Types of the columns that files may lack, keyed by column; their values are then null."""
         self.ids: Collection[str] = ()
         """Names of columns with ids. If one file has text and another has integers in such a column, its ids are text.
         """

@@ -13,7 +13,7 @@ from trainer.data.sources.readers.parquet import ParquetReader
 from trainer.data.sources.readers.scanned import OrcReader
 
 _OUTSIDE, BROKEN_READERS = load_all("evenkeel.readers")
-"""Readers of other packages, and why a package's cannot be imported, by name."""
+"""Readers of other packages, and the errors of those that cannot be imported, both keyed by name."""
 
 READERS: tuple[type[Reader], ...] = (
     ParquetReader,
