@@ -170,7 +170,8 @@ def test_mf_publishes_its_vectors_without_the_bias(log, small, tmp_path):
 def test_click_models_publish_the_rows_of_a_feature_and_go_on_from_them(log, small, tmp_path, kind, feature):
     """The second run is anchored: its vectors stay near the first one's, where the loss would leave others be."""
     publish = {"collection": "vectors", "feature": feature, "ema": None, "align": False, "gate": {"mode": "report"}}
-    job = job_of(kind, {"init": {"kind": "hash", "std": 0.1}}, publish=publish)
+    last = {"early_stopping": {"keep": "last", "patience": 9}}
+    job = job_of(kind, {"init": {"kind": "hash", "std": 0.1}}, publish=publish, regularizers=last)
     store = str(tmp_path / "store")
     first = read_run(write_run(tmp_path / "first", run_id="first", job=job, dataset=log, store_url=store))
     assert execute(first, start_ranks) == 0
