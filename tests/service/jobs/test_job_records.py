@@ -82,7 +82,7 @@ async def test_every_problem_of_a_job_has_its_field_and_remedy(client: httpx.Asy
     wrong = {"optimizer": {"kind": "adam", "weight_decay": 0.1}, "micro_batches": 9, "batch_size": 8}
     response = await client.post("/v1/jobs", json={**job_body(), **wrong})
     told = {error["field"]: (error["message"], error["remedy"]) for error in response.json()["errors"]}
-    assert told["micro_batches"] == ("a batch of 8 has no 9 parts", "use fewer")
+    assert told["micro_batches"] == ("a batch of 8 cannot be cut into 9 parts", "use fewer")
     message, remedy = told["optimizer.weight_decay"]
     assert message == "adam has none"
     assert remedy.endswith("or leave it 0")
