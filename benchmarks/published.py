@@ -89,10 +89,10 @@ ROWS = {
         dropout=0.2,
     ),
     "ml1m_hstu": Row(
-        "ml1m", sequences("hstu", length=200), 0.001, 128, 100, "HSTU, positions alone .3023/.1718", dropout=0.2,
+        "ml1m", sequences("hstu", length=200), 0.001, 128, 24, "HSTU, positions alone .3023/.1718", dropout=0.2,
     ),
     "amazon_sports_sasrec": Row(
-        "amazon_sports", sequences(normalize=True, temperature=0.07), 0.002, 512, 60,
+        "amazon_sports", sequences(normalize=True, temperature=0.07), 0.002, 512, 31,
         "SASRec, sampled softmax .0569/.0314; HSTU .0437/.0243", dropout=0.5,
     ),
     "amazon_beauty_sasrec": Row(
