@@ -100,7 +100,7 @@ def _checkpoints(run_id: str, runs: Path, named: str) -> Path:
     for directory in [*likely, *(file.parent for file in sorted(runs.glob(f"*/{RUN_FILE}")))]:
         if _run_id(directory) == run_id and (directory / CHECKPOINTS).is_dir():
             return (directory / CHECKPOINTS).resolve()
-    raise ValueError(f"init_from: {named} was written by run {run_id}, which is not below {runs}: give --init RUN_DIR")
+    raise ValueError(f"init_from: {named} needs run {run_id}, which is not below {runs}: give --init RUN_DIR")
 
 
 def _run_id(directory: Path) -> str | None:

@@ -54,9 +54,9 @@ def test_the_run_of_what_is_served_is_found_by_its_id(store: str, runs: Path, fo
 def test_a_folder_of_its_name_that_is_another_run_is_passed_over(store: str, runs: Path) -> None:
     open_store(store).collection("items").publish(version(store, RUN_ID), None)
     ran(runs / "daily-3", "daily-3-ffffffff")
-    with pytest.raises(ValueError, match=rf"version v000001 of 'items' is of run {RUN_ID}.*give --init RUN_DIR"):
+    with pytest.raises(ValueError, match=rf"version v000001 of 'items' needs run {RUN_ID}.*give --init RUN_DIR"):
         start_of(InitFrom(collection="items"), None, store, runs)
-    with pytest.raises(ValueError, match=r"init_from.job 'other' is of run other"):
+    with pytest.raises(ValueError, match=r"init_from.job 'other' needs run other"):
         start_of(InitFrom(job="other"), None, store, runs)
 
 

@@ -190,30 +190,29 @@ class SplitFields(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
         vectors, first_order, pairs, sums = split_fields(rows, dim)
-        ctx.dim = dim
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(rows, vectors, sums)
+        ctx.save_for_backward(vectors, sums)
         return vectors, first_order, pairs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None]:  # type: ignore[override]
-        rows, vectors, sums = ctx.saved_tensors
+        vectors, sums = ctx.saved_tensors
         if torch.is_grad_enabled():
-            given = [(number, one) for number, one in enumerate(gradients) if one is not None]
-            view = rows.view_as(rows)
-            outputs = _split_fields_in_torch(view, ctx.dim)
-            (found,) = torch.autograd.grad(
-                [outputs[number] for number, _ in given], view, [one for _, one in given], create_graph=True
-            )
-            return found, None
+            return _split_fields_gradient(vectors, sums.shape[1], *gradients), None
         parts = tuple(None if one is None else one.contiguous() for one in gradients)
         return split_fields_backward(vectors, sums, parts), None
 
 
-def _split_fields_in_torch(rows: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    fields = rows.unflatten(1, (-1, dim + 1))
-    vectors = fields[:, :, :dim]
-    return vectors.flatten(1), fields[:, :, dim].sum(1), pairs(vectors)
+def _split_fields_gradient(
+    vectors: Tensor, dim: int, of_vectors: Tensor | None, of_first_order: Tensor | None, of_pairs: Tensor | None
+) -> Tensor:
+    """Return the gradient of the rows, by functions of plain torch, so that it can be differentiated again."""
+    fields = vectors.unflatten(1, (-1, dim))
+    found = torch.zeros_like(fields) if of_vectors is None else of_vectors.unflatten(1, (-1, dim))
+    if of_pairs is not None:
+        found = found + of_pairs[:, None, None] * (fields.sum(1, keepdim=True) - fields)
+    of_weights = vectors.new_zeros(len(vectors)) if of_first_order is None else of_first_order
+    return torch.cat([found, of_weights[:, None, None].expand(-1, fields.shape[1], 1)], dim=2).flatten(1)
 
 
 def pairs(vectors: Tensor) -> Tensor:
