@@ -299,7 +299,7 @@ class Demo:
         job |= {
             "model": {"kind": "bpr" if implicit or beside_item else "two_tower", "embedding_dim": 16},
             # On the user's own data a large rate would make rare items all move along their first step.
-            "optimizer": {"kind": "adam", "learning_rate": 0.005 if self.data is None else 0.001},
+            "optimizer": {"learning_rate": 0.005 if self.data is None else 0.001},
             "epochs": 3,
             "publish": {"collection": COLLECTION, "feature": "item"},
         }
