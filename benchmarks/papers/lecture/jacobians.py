@@ -12,7 +12,7 @@ from trainer.models.layers.mlp import HiddenLayer
 
 NUM_ROWS = 256
 LARGE = 4.0
-"""With weights this many times larger than torch's initial ones, a plain tower's Jacobian grows with depth."""
+"""Factor of torch's initial weights with which a plain tower's Jacobian grows with depth."""
 
 
 def jacobian_norms(tower: nn.Module, inputs: Tensor) -> list[float]:

@@ -83,7 +83,7 @@ def assert_equal(found: Sequence[Tensor | None], expected: Sequence[Tensor | Non
 
 
 def assert_close(found: Sequence[Tensor | None], expected: Sequence[Tensor | None], limit: float = 1e-6) -> None:
-    """Of each tensor the largest difference is below ``limit`` times its largest element."""
+    """Check that each tensor's largest difference is below ``limit`` times its largest element."""
     for one, other in zip(found, expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
@@ -169,7 +169,7 @@ def test_a_tower_of_usual_size_is_plain_torchs():
 
 
 def test_bits_are_the_same_for_any_number_of_threads():
-    """Of the passes that are not torch's."""
+    """Checks the compiled passes; torch's matrix products may differ by the number of threads."""
     from embeddings.kernels.cpu import cross_backward, relu_backward, split_fields
 
     generator = torch.Generator().manual_seed(0)
