@@ -25,6 +25,7 @@ class Reporter:
         self._closed = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat of rank 0", daemon=True)
         if rank == 0:
+            self._write_heartbeat()  # at once: the driver beats for a rank that has never done so, even a stopped one
             self._heart.start()
         self._bar: tqdm[Any] | None = None
         self._name = run.job.name
@@ -41,10 +42,13 @@ class Reporter:
             self._line(str(fields["message"]))
 
     def _beat(self) -> None:
-        assert self._events is not None
         while not self._closed.wait(HEARTBEAT_SECONDS):
-            with contextlib.suppress(OSError):  # a full disk must not end the thread: space may come back
-                self._events.write("heartbeat", rank=0)
+            self._write_heartbeat()
+
+    def _write_heartbeat(self) -> None:
+        assert self._events is not None
+        with contextlib.suppress(OSError):  # a full disk must not end the thread: space may come back
+            self._events.write("heartbeat", rank=0)
 
     def _progress(self, fields: dict[str, Any]) -> None:
         if not sys.stdout.isatty():

@@ -123,6 +123,13 @@ def test_rank_0_beats_until_its_end_and_other_ranks_do_not(make_run, small, monk
     assert small.events(run.directory, "heartbeat") == told
 
 
+def test_rank_0_beats_at_once(make_run, small):
+    """The driver beats for it before: were it stopped within the first interval, nobody would ever give it up."""
+    run = make_run()
+    with contextlib.closing(Reporter(run, 0)):
+        assert [event["rank"] for event in small.events(run.directory, "heartbeat")] == [0]
+
+
 def test_a_driver_falls_silent_while_its_first_rank_beats(make_run, small, monkeypatch):
     """Else a rank that hangs while it evaluates or saves would never be given up."""
     monkeypatch.setattr(driver, "HEARTBEAT_SECONDS", 0.001)
