@@ -32,7 +32,7 @@ def halves(tmp_path_factory):
 def job_of(**changes):
     document = {
         "name": "halves-job", "dataset": {"name": "halves"}, "batch_size": 64, "epochs": 8,
-        "model": {"kind": "lightgcn", "embedding_dim": 8, "layers": 2},
+        "model": {"kind": "lightgcn", "loss": "bpr", "embedding_dim": 8, "layers": 2},
         "optimizer": {"kind": "adam", "learning_rate": 0.02}, "evaluation": {"metrics": ["recall_20_full"]},
     }  # fmt: skip
     return parse_job(document | changes)
@@ -49,7 +49,7 @@ def test_the_graph_has_each_pair_once_by_the_degrees_of_both():
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [{}, CONTRASTIVE, {"loss": "sampled_softmax"}])
 def test_a_job_learns_and_scores_by_propagated_rows(halves, tmp_path, loss):
-    job = job_of(model={"kind": "lightgcn", "embedding_dim": 8, "layers": 2} | loss)
+    job = job_of(model={"kind": "lightgcn", "loss": "bpr", "embedding_dim": 8, "layers": 2} | loss)
     data = prepare(halves, job, tmp_path / "data")
     with single_rank_group():
         trainer = trainer_of(job, data, dtype=torch.float64)

@@ -389,4 +389,4 @@ def test_bpr_and_dnn_train_through_the_same_loop(make_run, small):
 
 def test_bpr_from_zero_is_refused(make_run):
     with pytest.raises(ValueError, match="hash or normal"):
-        make_run(model={"kind": "bpr", "embedding_dim": 4, "init": {"kind": "zero"}})
+        make_run(model={"kind": "bpr", "loss": "bpr", "embedding_dim": 4, "init": {"kind": "zero"}})

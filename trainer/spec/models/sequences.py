@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -114,6 +114,17 @@ class PieceSpec(SequenceSpec, RetrievalSettings):
     """
 
     length: int = Field(default=50, ge=1, le=1000)
+
+    # Chosen on validation rows: docs/reports/published_tables.md.
+    job_defaults: ClassVar[Mapping[str, Any]] = {
+        "model": {"embedding_dim": 64, "length": 200, "loss": "softmax", "normalize": True, "temperature": 0.07},
+        "optimizer": {"kind": "adam", "learning_rate": 0.002, "moments": "dense"},
+        "dense_optimizer": {"kind": "adam", "learning_rate": 0.002},
+        "regularizers": {"dropout": 0.3, "early_stopping": {"patience": 5}},
+        "epochs": 60,
+        "batch_size": 256,
+        "evaluation": {"split": {"kind": "per_user_last"}},
+    }
 
     @property
     def history_length(self) -> int:

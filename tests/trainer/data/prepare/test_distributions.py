@@ -182,7 +182,7 @@ def test_what_has_no_meaning_is_refused():
     job = {"name": "j", "dataset": {"name": "d"}}
     for model, says in (
         ({"kind": "dnn", "negative_distribution": "popularity"}, "dnn has none"),
-        ({"kind": "bpr", "negative_power": 0.5}, "uniform has none"),
+        ({"kind": "bpr", "loss": "bpr", "negative_power": 0.5}, "uniform has none"),
         ({"kind": "sasrec", "loss": "sampled_softmax", "negative_distribution": "in_batch"}, "assumes uniform"),
         ({"kind": "gru4rec", "loss": "sampled_softmax", "negative_distribution": "popularity"}, "assumes uniform"),
     ):
