@@ -376,7 +376,7 @@ def test_bpr_and_dnn_train_through_the_same_loop(make_run, small):
     for kind, optimizer in (("bpr", "adam_ar"), ("dnn", "adam")):
         run = make_run(
             kind,
-            model={"kind": kind, "embedding_dim": 4},
+            model={"kind": kind, "loss": "bce", "embedding_dim": 4},
             optimizer={"kind": optimizer, "learning_rate": 0.05},
         )
         data = prepare(run.dataset, run.job, run.data)

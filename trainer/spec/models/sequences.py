@@ -110,19 +110,28 @@ class PieceSpec(SequenceSpec, RetrievalSettings):
     """A model that reads pieces of at most ``length`` items, and at each item predicts the next one.
 
     Loss ``softmax`` compares a target with all items. Losses ``gbce`` and ``cosine_contrastive`` compare it with drawn
-    items that all targets of a batch share.
+    items that all targets of a batch share. A job that names no loss takes ``job_defaults``. Shorter histories cost no
+    more with a larger ``length``, since a batch is computed in groups of similar length.
     """
 
     length: int = Field(default=50, ge=1, le=1000)
 
     # Chosen on validation rows: docs/reports/published_tables.md.
     job_defaults: ClassVar[Mapping[str, Any]] = {
-        "model": {"embedding_dim": 64, "length": 200, "loss": "softmax", "normalize": True, "temperature": 0.07},
-        "optimizer": {"kind": "adam", "learning_rate": 0.002, "moments": "dense"},
-        "dense_optimizer": {"kind": "adam", "learning_rate": 0.002},
+        "model": {
+            "embedding_dim": 64,
+            "length": 200,
+            "loss": "sampled_softmax",
+            "share_negatives": True,
+            "negatives": MOST_SHARED,
+            "normalize": True,
+            "temperature": 0.07,
+        },
+        "optimizer": {"kind": "adam", "learning_rate": 0.001, "moments": "dense"},
+        "dense_optimizer": {"kind": "adam", "learning_rate": 0.001},
         "regularizers": {"dropout": 0.3, "early_stopping": {"patience": 5}},
         "epochs": 60,
-        "batch_size": 256,
+        "batch_size": 128,
         "evaluation": {"split": {"kind": "per_user_last"}},
     }
 

@@ -92,7 +92,7 @@ def test_drawn_examples_follow_the_popularity_of_training(clicks, dataset_spec, 
 
 
 def prepared(kind, distribution, clicks, dataset_spec, job_spec, directory, **fields) -> PreparedData:
-    model = {"kind": kind, "negative_distribution": distribution}
+    model = {"kind": kind, "negative_distribution": distribution, "loss": "bce"}
     model |= {"length": 6} if kind == "sasrec" else {}
     table = clicks(2500, users=150, items=25)
     dataset = dataset_spec(table.set_column(2, "click", [np.ones(2500, np.int64)]), order="ts")
