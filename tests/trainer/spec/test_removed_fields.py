@@ -12,11 +12,7 @@ from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.spec.models.base import ModelSpec
 from trainer.spec.models.registry import parse_model
 
-JOB: dict[str, Any] = {
-    "name": "j",
-    "dataset": {"name": "log"},
-    "model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 4},
-}
+JOB: dict[str, Any] = {"name": "j", "dataset": {"name": "log"}, "model": {"kind": "bpr", "embedding_dim": 4}}
 HARD = {"share": 0.5, "nearest": 6, "skip": 1}
 
 
