@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,29 @@ def test_what_a_job_gives_stands() -> None:
     assert (job.dense_optimizer.kind, job.dense_optimizer.learning_rate) == ("adam", 0.5)
     assert (job.regularizers.dropout, job.regularizers.early_stopping is None) == (0.0, False)
     assert job.evaluation.split.kind == "time"
+
+
+@pytest.mark.parametrize(("column", "kind"), [(2, "sasrec"), (3, "bpr")])
+def test_the_page_of_models_has_them(column: int, kind: str) -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/models.md").read_text("utf-8")
+    table = page.split("## Defaults of retrieval kinds")[1].split("## Published")[0]
+    cells = {row[1].strip(): row[column] for line in table.splitlines() if len(row := line.split("|")) > 3}
+    defaults, model = MODELS[kind].job_defaults, MODELS[kind].job_defaults["model"]
+
+    def short(number: float) -> str:
+        return f"{number:g}".removeprefix("0")
+
+    assert f"`embedding_dim` {model['embedding_dim']}" in cells["`model`"]
+    assert f"`temperature` {short(model['temperature'])}" in cells["`model`"]
+    assert (
+        f"`length` {model['length']}" in cells["`model`"] if "length" in model else "`length`" not in cells["`model`"]
+    )
+    assert model["loss"] in cells["loss"]
+    assert short(defaults["optimizer"]["learning_rate"]) in cells["`optimizer`"]
+    assert f"at most {defaults['epochs']}" in cells["`epochs`"]
+    assert f"patience {defaults['regularizers']['early_stopping']['patience']}" in cells["`epochs`"]
+    assert cells["`batch_size`, `dropout`"].strip().startswith(f"{defaults['batch_size']:,} ")
+    assert short(defaults["regularizers"].get("dropout", 0)) in cells["`batch_size`, `dropout`"]
 
 
 DNN = {"name": "j", "dataset": {"name": "log"}, "model": {"kind": "dnn"}}
