@@ -49,14 +49,13 @@ class Row(NamedTuple):
         return ("hit_rate_10_full", "ndcg_10_full") if self.is_sequence else ("recall_20_full", "ndcg_20_full")
 
     def dataset_document(self, data: Path) -> dict[str, Any]:
-        document = {
+        return {
             "name": self.dataset,
             "uri": str(data.resolve() / f"{self.dataset}.parquet"),
             "features": {"user": {"type": "id"}, "item": {"type": "id"}},
+            "label": {"positive": "every_row"},
+            **({"order": "pos"} if self.is_sequence else {}),
         }
-        if not self.is_sequence:
-            return document | {"label": {"negatives": {"per_positive": 1, "of": "item"}}}
-        return document | {"label": {"positive": "every_row"}, "order": "pos"}
 
     def job_document(self, seed: int, epochs: int | None = None, validation: float = 0.1) -> dict[str, Any]:
         """Return the job; ``epochs``: number of epochs to train, instead of stopping by the validation rows."""
