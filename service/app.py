@@ -94,10 +94,14 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     app.state.first_key = None
     app.state.task_health = ()
     app.state.executor = executor
+    app.state.methods = {}
     errors.install(app)
     middleware.install(app, settings)
     for name in routes.for_role(settings.role):
-        app.include_router(importlib.import_module(f"service.api.routes.{name}").router)
+        router = importlib.import_module(f"service.api.routes.{name}").router
+        app.include_router(router)
+        for route in router.routes:
+            app.state.methods.setdefault(route.path, []).extend(sorted(route.methods))
     app.openapi = lambda: openapi.document_of(app)  # type: ignore[method-assign]
     return app
 
