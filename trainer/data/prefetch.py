@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import functools
 import queue
 import sys
 import threading
@@ -38,7 +40,8 @@ class Prefetched(Generic[T], Iterator[T]):
         self._on_close = on_close
         # The thread must not refer to this object, which otherwise would never be garbage-collected.
         arguments = (make, start, stop, self._ready, self._stopped)
-        self._thread = threading.Thread(target=_work, args=arguments, name="evenkeel-batches", daemon=True)
+        in_context = functools.partial(contextvars.copy_context().run, _work)
+        self._thread = threading.Thread(target=in_context, args=arguments, name="evenkeel-batches", daemon=True)
         weakref.finalize(self, _stop, self._stopped, on_close)
 
     def begin(self) -> Prefetched[T]:
