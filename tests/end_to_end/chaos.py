@@ -320,7 +320,7 @@ class Chaos:
             POSTGRES,
             f"SET search_path TO {schema}; INSERT INTO job SELECT (jsonb_populate_record(one,"
             " jsonb_build_object('id', 'job_' || lpad(number::text, 20, '0'), 'name', 'filler'))).*"
-            f" FROM (SELECT * FROM job LIMIT 1) one, generate_series(1, {LISTED}) number",
+            f" FROM job one, generate_series(1, {LISTED}) number WHERE one.id = (SELECT min(id) FROM job)",
         )
 
     def listed(self) -> dict[str, list[str]]:
