@@ -55,6 +55,8 @@ def without_defaults(document: dict[str, Any]) -> dict[str, Any]:
         spec = JobSpec.model_validate(document)
         short = spec.model_dump(mode="json", exclude_defaults=True)
         # The default of ``decay`` depends on other fields, so a spec without it is tried.
+        if spec.model.defaults_with_items:
+            short["model"]["loss"] = spec.model.loss
         optimizer = {name: value for name, value in short.get("optimizer", {}).items() if name != "decay"}
         shorter = short | ({"optimizer": optimizer} if optimizer else {})
         return next(
