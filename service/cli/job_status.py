@@ -102,7 +102,7 @@ def progress(job: Mapping[str, Any]) -> str:
 
 
 def best_epoch(job: Mapping[str, Any]) -> int | None:
-    """Return the best epoch by validation: by NDCG among all items, AUC or RMSE, the first that is measured; else None."""
+    """Return the best epoch by validation: by NDCG, AUC or RMSE, the first that is measured; else None."""
     names = [name for row in job.get("metrics") or [] for name in row]
     ranked = next((name for name in names if name.startswith("ndcg_") and name.endswith("_full")), "ndcg_20_full")
     for metric, sign in ((ranked, 1.0), ("auc", 1.0), ("rmse", -1.0)):
