@@ -29,7 +29,7 @@ _ADVICE: dict[Cause, str] = {
     "next refresh starts from the served version. If they are right, promote the version with a reason.",
     "model": "Look at what changed in the job or its rows, correct it, then run the job again; the next refresh starts "
     "from the served version.",
-    "run": "Do not promote it. Correct what the checks name, then run the job again.",
+    "run": "Do not promote it. {remedies}. Then run the job again.",
     "generation": "If the change is meant, promote it with a reason and override_gate, and retrain the consumers.",
     "stale": "Run the job again: it then starts from the version served now.",
 }
@@ -116,7 +116,9 @@ def diagnose(checks: Sequence[Check], lineage: Mapping[str, Any] | None) -> Diag
     rows = None if drift is None else tuple(str(one["message"]) for one in drift)
     faults = {subject_of(check.metric) for check in checks if is_fault(check)}
     cause = _cause(failed, faults, rows)
-    return Diagnosis(cause, _summary(cause, failed, rows), _ADVICE[cause], tuple(failed), rows)
+    remedies = dict.fromkeys(check.remedy for check in checks if check.verdict == "fail" and is_fault(check))
+    advice = _ADVICE[cause].format(remedies=". ".join(remedy[:1].upper() + remedy[1:] for remedy in remedies if remedy))
+    return Diagnosis(cause, _summary(cause, failed, rows), advice, tuple(failed), rows)
 
 
 def stale(message: str) -> Diagnosis:

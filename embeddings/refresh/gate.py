@@ -129,10 +129,11 @@ class Verdict:
         return [f"{', '.join(sentences)}: {remedy}" for remedy, sentences in findings.items()]
 
 
-def decide(metrics: Metrics, limits: Limits | None = None) -> Verdict:
+def decide(metrics: Metrics, limits: Limits | None = None, remedies: Mapping[str, str] | None = None) -> Verdict:
     """Return the verdict on measurements of ``compare``: a check for each metric that has a limit.
 
-    The verdict is a pure function of the arguments.
+    The verdict is a pure function of the arguments. ``remedies``: remedies that fit the job, by metric; they replace
+    the limits' own.
     """
     limits = limits or Limits()
     checks = []
@@ -140,5 +141,6 @@ def decide(metrics: Metrics, limits: Limits | None = None) -> Verdict:
         threshold = limits.of(name, metrics)
         if threshold is not None:
             limit = limit_of(name) or Limit(name, None)
-            checks.append(Check(name, float(value), threshold, limit.at_most, limit.remedy, limits.usual.get(name)))
+            remedy = (remedies or {}).get(base_of(name), limit.remedy)
+            checks.append(Check(name, float(value), threshold, limit.at_most, remedy, limits.usual.get(name)))
     return Verdict(tuple(checks))

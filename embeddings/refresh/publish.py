@@ -100,6 +100,7 @@ class RefreshRequest:
         lineage: inputs of the run, for the manifest.
         training_step: for a job that publishes several times, the number of its steps before the candidate was taken.
         models: comparison of the run's model with the served one on held-out rows; None: they were not compared.
+        remedies: what to do about a failed check, by metric, where the job's kind decides it.
     """
 
     candidate: ItemVectors
@@ -118,6 +119,7 @@ class RefreshRequest:
     lineage: Mapping[str, Any] | None = None
     training_step: int | None = None
     models: ModelComparison | None = None
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
 
 def publish_candidate(store: Store, collection: str, request: RefreshRequest) -> Publication:
@@ -306,7 +308,7 @@ class _Refresh:
         metrics = measure(comparison)
         usual = {} if previous is None else usual_metrics(target, parent_version, request.model)
         own = {} if previous is None else dict(request.publish.gate.limits or {})
-        verdict = Verdict((*generation.checks, *decide(metrics, Limits(own, usual)).checks))
+        verdict = Verdict((*generation.checks, *decide(metrics, Limits(own, usual), request.remedies).checks))
         return _Assessment(verdict, metrics, sorted(probes))
 
     def _alignment_record(

@@ -65,18 +65,23 @@ def located(dataset: DatasetSpec) -> DatasetSpec:
 def infer_dataset(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file or directory in any dataset format.")],
     name: Annotated[str | None, typer.Option(help="The dataset's name (default: from the file's name).")] = None,
+    items: Annotated[
+        str | None, typer.Option("--items", metavar="FILE", help="A file with one row per item: the item table.")
+    ] = None,
+    job: Annotated[bool, typer.Option("--job", help="Also propose a job that trains on it and publishes.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Propose a manifest for a file, as YAML to review and save. Contacts no service."""
-    from trainer.data.sources.infer import as_yaml, propose
+    from trainer.data.sources.infer import as_yaml, job_as_yaml, job_of, propose
 
-    proposal = propose(file, name=name)
+    proposal = propose(file, name=name, items=items)
     if as_json:
         output.print_json(proposal.document)
         for note in proposal.notes:
             typer.echo(note, err=True)
     else:
-        typer.echo(as_yaml(proposal.document, proposal.notes), nl=False)
+        text = as_yaml(proposal.document, proposal.notes)
+        typer.echo(text + job_as_yaml(job_of(proposal.document)) if job else text, nl=False)
 
 
 @datasets.command("get")

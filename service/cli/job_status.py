@@ -9,6 +9,7 @@ import typer
 
 from service.cli import output
 
+AUC = "AUC (SPLIT, EPOCH)"
 _FIELDS = {"metric": "METRIC", "value": "VALUE", "bound": "BOUND", "limit": "LIMIT", "times": "TIMES", "about": "ABOUT"}
 
 
@@ -38,13 +39,14 @@ def explain(document: Mapping[str, Any]) -> None:
         typer.echo(in_a_row(document["held_in_a_row"], document.get("held_since")))
     if not diagnosis:
         for reason in document.get("reasons") or ():
+            reason = output.in_words(reason)
             typer.echo(f"held because {reason}" if held else reason)
         return
     typer.echo(f"held because: {diagnosis['summary']}" if held else diagnosis["summary"])
     if diagnosis["failed"]:
         output.print_table([_row(failure) for failure in diagnosis["failed"]], _FIELDS, "")
     if held:
-        typer.echo(f"what to do: {diagnosis['advice']}")
+        typer.echo(f"what to do: {output.in_words(diagnosis['advice'])}")
 
 
 def compare(document: Mapping[str, Any]) -> None:
@@ -88,9 +90,7 @@ def _row(failure: Mapping[str, Any]) -> dict[str, Any]:
 
 def row(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a job as a table shows them."""
-    auc = last_auc(job, "test") or last_auc(job, "validation")
-    published = status(job.get("publication") or {})
-    return {**job, "progress": progress(job), "auc": auc, "publication": published}
+    return {**job, "progress": progress(job), "auc": auc(job), "publication": status(job.get("publication") or {})}
 
 
 def progress(job: Mapping[str, Any]) -> str:
@@ -101,11 +101,32 @@ def progress(job: Mapping[str, Any]) -> str:
     return f"epoch {figures['epoch']}/{figures['epochs']}" if figures.get("epochs") else ""
 
 
-def last_auc(job: Mapping[str, Any], split: str) -> str:
-    """Return the newest AUC on a split; empty if there is none."""
+def best_epoch(job: Mapping[str, Any]) -> int | None:
+    """Return the best epoch by validation: by NDCG, AUC or RMSE, the first that is measured; else None."""
+    names = [name for row in job.get("metrics") or [] for name in row]
+    ranked = next((name for name in names if name.startswith("ndcg_") and name.endswith("_full")), "ndcg_20_full")
+    for metric, sign in ((ranked, 1.0), ("auc", 1.0), ("rmse", -1.0)):
+        values = _values(job, "validation", metric)
+        if values:
+            return max(values, key=lambda epoch: (sign * values[epoch], -epoch))
+    return None
+
+
+def auc(job: Mapping[str, Any]) -> str:
+    """Return the AUC of the best epoch, or of the last one, as in ``0.8437 test 3``; empty if there is none."""
+    best = best_epoch(job)
+    for split in ("test", "validation"):
+        values = _values(job, split, "auc")
+        if values:
+            epoch = best if best in values else max(values)
+            return f"{values[epoch]:.4f} {split} {epoch}"
+    return ""
+
+
+def _values(job: Mapping[str, Any], split: str, metric: str) -> dict[int, float]:
+    """Return a metric of a split by epoch; with several labels that of the first label."""
     from trainer.spec.evaluation import figures_named
 
-    metrics = [metric for metric in job.get("metrics") or [] if metric.get("split") == split]
-    name = next(iter(figures_named("auc", (figure for metric in metrics for figure in metric))), "auc")
-    values = [metric[name] for metric in metrics if metric.get(name) is not None]
-    return f"{values[-1]:.4f}" if values else ""
+    rows = [row for row in job.get("metrics") or [] if row.get("split") == split]
+    name = next(iter(figures_named(metric, (figure for row in rows for figure in row))), metric)
+    return {row["epoch"]: row[name] for row in rows if row.get(name) is not None}

@@ -21,10 +21,11 @@ from service import DEFAULT_PORT
 from service.cli import job_status, model, output, top, vectors
 from service.cli.datasets import datasets, generate, located
 from service.cli.keys import keys
-from service.cli.output import FAILED, HELD, CommandError, JsonFlag, ask
+from service.cli.output import FAILED, HELD, USAGE, CommandError, JsonFlag, ask
 from service.cli.schedules import schedules
 from service.cli.webhooks import webhooks
 from service.client import Client, ProblemError, ServiceError
+from trainer.spec.problems import InvalidFieldsError
 
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec, JobSpec
@@ -82,7 +83,7 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
         _check_files(dataset)
         answer: dict[str, Any] = {"valid": True, "dataset": dataset.name, "job": None}
     elif dataset is not None:
-        job.against(dataset)
+        job = job.against(dataset)
         _check_parent(job, dataset)
         from service.cli.serve import placement as placement_of_runs
         from trainer.sizing.estimate import estimate, too_large
@@ -186,6 +187,7 @@ def jobs(
     """List jobs, newest first."""
     listed = ask(Client.jobs, state=state, name=name, label=label, limit=limit)
     columns = output.headings("id", "name", "state", "progress", "auc", "publication", "created_at")
+    columns["auc"] = job_status.AUC
     empty = "no jobs yet: submit one with `evenkeel submit SPEC.yaml`"
     output.print_list(listed, columns, empty, as_json, map(job_status.row, listed))
 
@@ -351,13 +353,15 @@ def _register(client: Client, dataset: DatasetSpec, file: Path) -> None:
 
 @contextlib.contextmanager
 def _naming(spec: Path) -> Iterator[None]:
-    """Turn the error about an unknown dataset into one that names the command to register it."""
+    """Turn a refusal of the spec into a usage error; that of an unknown dataset names the command to register it."""
     try:
         yield
     except ProblemError as error:
         unknown = [problem for problem in error.errors if problem.get("field") == "dataset.name"]
-        if error.status != 422 or not unknown or "registered" not in str(unknown[0].get("message")):
+        if error.status != 422:
             raise
+        if not unknown or "registered" not in str(unknown[0].get("message")):
+            raise CommandError(f"{spec}: {error.message}", error.remedy, USAGE) from None
         message = f"{spec}: dataset.name: {unknown[0]['message']}"
         raise CommandError(
             message, "put the dataset into the file, or register it with `evenkeel datasets add FILE.yaml`"
@@ -389,7 +393,11 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
         plain = [name for metric in metrics for name, value in metric.items() if not isinstance(value, list | dict)]
         names = [name for name in dict.fromkeys(plain) if name not in ("time", "attempt")]
         typer.echo()
-        output.print_table(metrics, {name: name.upper() for name in names}, "")
+        best = job_status.best_epoch(job)
+        rows = [{**metric, "bold": metric.get("epoch") == best} for metric in metrics]
+        output.print_table(rows, {name: name.upper() for name in names}, "")
+        if best is not None:
+            output.note(f"best epoch by validation: {best}")
 
 
 def _workers(job: Mapping[str, Any]) -> str:
@@ -436,6 +444,9 @@ def main() -> None:
     except ServiceError as error:
         output.error(error.message, error.remedy)
         sys.exit(FAILED)
+    except InvalidFieldsError as error:
+        output.error(str(error))
+        sys.exit(USAGE)
     except (ValueError, TimeoutError) as error:
         output.error(str(error))
         sys.exit(FAILED)

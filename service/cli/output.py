@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
@@ -46,8 +48,18 @@ def out() -> Console:
     return Console(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
+_ROUTE = re.compile(r" \((?:GET|POST|PUT|PATCH|DELETE) /[^)]*\)")
+_OVERRIDE = re.compile(r"\boverride_gate(: true)?\b")
+
+
+def in_words(text: str) -> str:
+    """Return a text of the service in the command line's words: options for fields, and no routes."""
+    return _OVERRIDE.sub("--override-gate", _ROUTE.sub("", text))
+
+
 def error(message: str, remedy: str = "") -> None:
     """Print one error on stderr."""
+    message, remedy = in_words(message), in_words(remedy)
     console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
     console.print(f"[bold red]error:[/] {escape(message)}")
     if remedy:
@@ -95,13 +107,32 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], e
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
-    """Return rows as a table for a terminal; ``rows`` and ``columns`` are as in :func:`print_table`."""
+    """Return rows as a table for a terminal; ``rows`` and ``columns`` are as in :func:`print_table`.
+
+    A row whose ``bold`` is true is bold.
+    """
     drawn = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in columns.values():
-        drawn.add_column(heading, overflow="fold")
+    for field, heading in columns.items():
+        drawn.add_column(heading, overflow="fold", no_wrap=field in _WHOLE)
     for row in rows:
-        drawn.add_row(*(_coloured(field, cell(row.get(field))) for field in columns))
+        cells = (cell(row.get(field)) for field in columns)
+        texts = (_minute(text) if field.endswith("_at") else text for field, text in zip(columns, cells, strict=True))
+        style = "bold" if row.get("bold") else None
+        drawn.add_row(*(_coloured(field, text) for field, text in zip(columns, texts, strict=True)), style=style)
     return drawn
+
+
+_WHOLE = frozenset({"id", "job", "version", "current"})
+"""Columns that are never wrapped, because their values are copied."""
+
+
+def _minute(time: str) -> str:
+    """Return an ISO time without its seconds, in UTC: ``2026-11-30 09:05Z``; another text unchanged."""
+    try:
+        at = datetime.datetime.fromisoformat(time)
+    except ValueError:
+        return time
+    return f"{at.astimezone(datetime.UTC):%Y-%m-%d %H:%MZ}" if at.tzinfo else time
 
 
 def print_list(

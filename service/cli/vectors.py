@@ -29,14 +29,42 @@ canaries = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
+    app.command()(collections)
     app.command()(versions)
     app.command()(promote)
     app.command()(erase)
     app.command()(readmit)
     app.command()(fetch)
+    app.command()(neighbors)
     app.command()(export_vectors)
     app.add_typer(canaries, name="canaries")
     app.command()(advise)
+
+
+def collections(as_json: JsonFlag = False) -> None:
+    """List collections: the version that each serves, its rows and its views."""
+    listed = ask(Client.collections)
+    columns = output.headings("name", "current", "rows", "dim", "held", "views", "published_at")
+    columns["current"] = "SERVES"
+    rows = [{**one, "held": (one.get("held") or {}).get("in_a_row") or None} for one in listed]
+    empty = "no collections yet: a job with `publish` makes one"
+    output.print_list(listed, columns, empty, as_json, rows)
+
+
+def neighbors(
+    collection: Collection,
+    item: Annotated[str, typer.Argument(metavar="ID")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of neighbours.")] = 10,
+    version: Annotated[str, typer.Option(help="A version, or `current`.")] = "current",
+    as_json: JsonFlag = False,
+) -> None:
+    """List the items whose vectors have the highest cosine with an item's."""
+    with Client() as client:
+        is_number = client.collection(collection).get("id_type") == "int64"
+        if is_number and not item.removeprefix("-").isdecimal():
+            raise CommandError(f"'{item}': ids of {collection} are integers", "give a number", output.USAGE)
+        answer = client.neighbors(collection, id=int(item) if is_number else item, k=k, version=version)
+    output.print_list(answer["items"], output.headings("id", "cosine"), "no neighbours", as_json)
 
 
 def versions(collection: Collection, as_json: JsonFlag = False) -> None:

@@ -24,8 +24,13 @@ _DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,18}")
 # The first matching entry applies, so a class comes before its base class.
 _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
     (RowsGone, 500, "store-corrupt", "restore the store's server from a backup, or publish again"),
-    (files.UnknownCollection, 404, "collection-not-found", "GET /v1/collections lists them"),
-    (files.UnknownVersion, 404, "version-not-found", "GET /v1/collections/NAME/versions lists them"),
+    (files.UnknownCollection, 404, "collection-not-found", "'evenkeel collections' (GET /v1/collections) lists them"),
+    (
+        files.UnknownVersion,
+        404,
+        "version-not-found",
+        "'evenkeel versions NAME' (GET /v1/collections/NAME/versions) lists them",
+    ),
     (files.UnknownView, 404, "view-not-found", "GET /v1/views lists them"),
     (files.ViewExists, 409, "view-exists", "take another name"),
     (files.StaleParent, 409, "stale-version", "look at the current version, then decide again"),

@@ -41,8 +41,8 @@ _DATASET = sa.select(tables.dataset.c.spec).where(
 )
 
 
-async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> DatasetSpec:
-    """Return the tenant's dataset that the job names.
+async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> tuple[JobSpec, DatasetSpec]:
+    """Return the job with the defaults that its dataset decides, and the tenant's dataset that it names.
 
     Raises:
         Problem: 422 that names each field that does not fit.
@@ -53,15 +53,15 @@ async def check(connection: AsyncConnection, spec: JobSpec, tenant: str) -> Data
     name = spec.dataset.name
     document = await connection.scalar(_DATASET, {"tenant": tenant, "name": name})
     if document is None:
-        remedy = "register it with POST /v1/datasets or 'evenkeel datasets add FILE.yaml'"
+        remedy = "register it with 'evenkeel datasets add FILE.yaml' (POST /v1/datasets)"
         raise invalid(FieldProblem("dataset.name", f"no dataset '{name}' is registered", remedy))
     dataset = DatasetSpec.model_validate(document)
     try:
-        spec.against(dataset)
+        spec = spec.against(dataset)
     except InvalidFieldsError as error:
         raise invalid(*error.problems) from None
     await check_start(connection, spec, tenant)
-    return dataset
+    return spec, dataset
 
 
 async def check_start(connection: AsyncConnection, spec: JobSpec, tenant: str) -> None:

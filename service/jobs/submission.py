@@ -67,7 +67,7 @@ async def submit(
     try:
         job_records.refuse_firing_date(spec)
         async with database.read() as connection:
-            dataset = await job_records.check(connection, spec, principal.tenant)
+            spec, dataset = await job_records.check(connection, spec, principal.tenant)
         needs = await thread_pools.in_brief_thread(_checked, settings, spec, dataset, principal.tenant)
     except Problem:
         if idempotency_key is not None:
@@ -104,8 +104,8 @@ async def _shown(connection: AsyncConnection, done: idempotency.Done) -> dict[st
     return await job_records.view(connection, await job_records.get(connection, done.job_id))
 
 
-async def validate(database: Database, settings: Settings, spec: JobSpec, tenant: str) -> DatasetSpec:
-    """Return the job's dataset with absolute paths, after checking that the job fits it and its files exist.
+async def validate(database: Database, settings: Settings, spec: JobSpec, tenant: str) -> tuple[JobSpec, DatasetSpec]:
+    """Return the resolved job, and its dataset with absolute paths, if the job fits it and its files exist.
 
     Raises:
         Problem: 422 that names the invalid fields.
@@ -113,11 +113,11 @@ async def validate(database: Database, settings: Settings, spec: JobSpec, tenant
     job_records.refuse_firing_date(spec)
     _refuse_strange_trackers(settings, spec)
     async with database.read() as connection:
-        dataset = await job_records.check(connection, spec, tenant)
+        spec, dataset = await job_records.check(connection, spec, tenant)
     of_tenant = settings.for_tenant(tenant)
     dataset = await asyncio.to_thread(registry.check_files, of_tenant, dataset)
     await asyncio.to_thread(_check_parent, of_tenant, spec, dataset)
-    return dataset
+    return spec, dataset
 
 
 def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: str) -> ResourceRequest | None:
@@ -176,7 +176,7 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
         Problem: 422 as for a submission, also for a job that needs more memory than its spec states or this machine
             has.
     """
-    dataset = await validate(database, settings, spec, tenant)
+    spec, dataset = await validate(database, settings, spec, tenant)
     placement = placement_of(settings)
     try:
         gpu_bytes = await thread_pools.in_thread(placement.gpu_bytes, spec)

@@ -288,7 +288,7 @@ def check_spec(path: Path) -> Iterator[Check]:
     try:
         dataset, job = load_documents(path)
         if job is not None and dataset is not None:
-            job.against(dataset)
+            job = job.against(dataset)
     except SpecError as error:
         yield Check("spec", "fail", str(error), "correct the file; `evenkeel validate` checks it again")
         return

@@ -75,12 +75,13 @@ async def create(database: Database, connection: AsyncConnection, spec: Schedule
     if await connection.scalar(sa.select(tables.schedule.c.id).where(_at(tenant, spec.name))):
         detail = f"There is a schedule '{spec.name}' already. Change it with PATCH, or delete it first."
         raise Problem(409, "schedule-exists", detail)
-    await job_records.check(connection, spec.job, tenant)
+    job, _ = await job_records.check(connection, spec.job, tenant)
     now = tables.now()
     columns = {
         "id": tables.new_id("schedule"),
         "tenant": tenant,
         **spec.model_dump(mode="json"),
+        "job": job.model_dump(mode="json"),
         "created_at": now,
         "next_fire_at": None if spec.paused else cron.next_firing(spec.cron, spec.timezone, now),
     }
@@ -123,7 +124,8 @@ async def change(connection: AsyncConnection, tenant: str, name: str, patch: Sch
     # The job is stored with its defaults, so that a later version with other defaults does not change it.
     values = patch.model_dump(mode="json", include=patch.model_fields_set)
     if "job" in values:
-        await job_records.check(connection, patch.job, tenant)
+        job, _ = await job_records.check(connection, patch.job, tenant)
+        values["job"] = job.model_dump(mode="json")
     changed = as_row(ScheduleRow, {**row, **values})
     if {"catchup", "overlap"} & values.keys():
         _check_catchup(changed["catchup"], changed["overlap"])
@@ -333,7 +335,7 @@ async def _start(connection: AsyncConnection, row: ScheduleRow, date: str) -> _S
         return _Started("skipped", reason=f"job {active[0]} has not ended, and overlap is forbid")
     try:
         spec = job_of(row, date)
-        dataset = await job_records.check(connection, spec, row["tenant"])
+        spec, dataset = await job_records.check(connection, spec, row["tenant"])
     except Problem as problem:
         return _Started("failed", reason=": ".join(filter(None, (problem.detail, problem.remedy))))
     except ValueError as error:  # a template that a newer version reads more strictly

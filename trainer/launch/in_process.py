@@ -147,6 +147,8 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, Job
         document: dict[str, Any] = job.model_dump(mode="json")
         if "decay" not in job.optimizer.model_fields_set:
             del document["optimizer"]["decay"]  # after the changes it may resolve to another value
+        if job.model.defaults_with_items and "loss" not in job.model.model_fields_set:
+            del document["model"]["loss"]  # the dataset decides it
         for change in changes:
             apply_change(document, change)
         job = parse_job(document, f"{path} with --set")

@@ -84,6 +84,7 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
             flush=True,
         )
     comparison = None if spec.is_repeated else comparison_of(run)
+    remedy = run.job.model.collapse_remedy(run.dataset)
     fence(run)
     publication = publish_candidate(
         store,
@@ -100,6 +101,7 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
             fence=lambda: fence(run),
             training_step=step,
             models=comparison,
+            remedies={"effective_rank": f"the vectors lie along few directions: {remedy}"},
         ),
     )
     if publication.anchor_cosine is not None:

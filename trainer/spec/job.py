@@ -397,10 +397,14 @@ class JobSpec(Spec):
         return self.model_copy(update={"resources": self.resources.model_copy(update={"num_workers": number})})
 
     def against(self, dataset: DatasetSpec) -> JobSpec:
-        """Return this job, checked against the dataset it names.
+        """Return this job with the defaults that the dataset decides, checked against the dataset.
 
         Raises:
             InvalidFieldsError: The job does not fit the dataset.
         """
-        raise_if_invalid(supported.fit_problems(self, dataset))
-        return self
+        model = self.model if dataset.items is None else self.model.with_items()
+        job = self if model == self.model else self.model_copy(update={"model": model})
+        if job is not self:
+            raise_if_invalid(supported.job_problems(job))
+        raise_if_invalid(supported.fit_problems(job, dataset))
+        return job

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from trainer.spec import yaml_documents
 from trainer.spec.base import STORED, Spec
@@ -46,10 +48,31 @@ def _path_of(error: Mapping[str, Any]) -> list[str]:
     return where
 
 
+def _meant(path: Sequence[str]) -> str:
+    """Return the remedy for an unknown field: the most similar name of the part of a spec that it is in."""
+    parts: set[type[Spec]] = {JobSpec, DatasetSpec}
+    for name in path[:-1]:
+        inner = {spec for part in parts if name in part.model_fields for spec in _specs_in(part.model_fields[name])}
+        parts = inner or parts
+    names = sorted({name for part in parts for name in part.model_fields})
+    similar = difflib.get_close_matches(path[-1], names, n=1, cutoff=0.75)
+    return f"did you mean {similar[0]}?" if similar else "check the spelling"
+
+
+def _specs_in(annotation: Any) -> Iterator[type[Spec]]:
+    """Yield the parts of specs that a field's type consists of."""
+    if isinstance(annotation, FieldInfo):
+        annotation = annotation.annotation
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _specs_in(inner)
+
+
 def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
     where, message, remedy = _path_of(error), str(error["msg"]).removeprefix("Value error, "), ""
     if error["type"] == "extra_forbidden":
-        message, remedy = "no such field", "check the spelling"
+        message, remedy = "no such field", _meant(where)
     elif error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == METRIC_PATTERN:
         ranking = ", ".join(f"{name}_K" for name in RANKING_METRICS)
         message = "no such metric"

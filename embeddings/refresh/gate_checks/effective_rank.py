@@ -48,8 +48,7 @@ class EffectiveRank(GateCheck):
         RankLimit(
             "effective_rank",
             None,
-            "the vectors have collapsed onto few directions: train longer, or with an init and a loss that "
-            "determine the geometry (bpr, two_tower)",
+            "the vectors lie along few directions: train longer, or with a loss that determines their geometry",
         ),
     )
 

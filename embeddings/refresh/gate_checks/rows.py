@@ -14,11 +14,11 @@ class Rows(GateCheck):
 
     needs_previous = False
     limits = (
-        Limit("finite", 1.0, "the model diverged: lower the learning rate or look for broken input, then run again"),
+        Limit("finite", 1.0, "the model diverged: lower the learning rate, or look for broken input"),
         Limit(
             "coverage",
             0.95,
-            "live items have no vector: check the training data and the evidence of the rows, then run again",
+            "live items have no vector: check the training data and the evidence of the rows",
         ),
     )
 

@@ -16,14 +16,16 @@ def why_held(document: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``summary`` (a sentence), ``failed`` (rows with metric, value, limit, bound, times, about), ``advice``, ``rows``
-        (changes in the rows of data; None if unknown), ``others`` (further reasons). For a version without a diagnosis
-        they are made from its gate's checks or its reasons.
+        (changes in the rows of data; None if unknown), ``others`` (further reasons), ``may_promote`` (False if its run
+        is at fault). For a version without a diagnosis they are made from its gate's checks or its reasons.
     """
     diagnosis = document.get("diagnosis")
     if diagnosis:
         failed = list(diagnosis.get("failed") or ())
         summary = _without_figures(diagnosis["summary"], failed)
-        return {"advice": "", "rows": None, "others": [], **diagnosis, "failed": failed, "summary": summary}
+        may_promote = diagnosis.get("cause") != "run"
+        shown = {**diagnosis, "failed": failed, "summary": summary, "may_promote": may_promote}
+        return {"advice": "", "rows": None, "others": [], **shown}
     failed = [
         {
             "metric": check["metric"], "value": check["value"], "limit": check["threshold"],
@@ -39,7 +41,8 @@ def why_held(document: Mapping[str, Any]) -> dict[str, Any]:
     else:
         summary = reasons[0] if reasons else "No reason was given."
     other_reasons = [] if failed else reasons[1:]
-    return {"summary": summary, "failed": failed, "others": other_reasons, "advice": "", "rows": None}
+    shown = {"summary": summary, "failed": failed, "others": other_reasons, "advice": "", "rows": None}
+    return {**shown, "may_promote": True}
 
 
 def _without_figures(summary: str, failed: list[dict[str, Any]]) -> str:

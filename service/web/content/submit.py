@@ -54,6 +54,9 @@ def without_defaults(document: dict[str, Any]) -> dict[str, Any]:
     try:
         spec = JobSpec.model_validate(document)
         short = spec.model_dump(mode="json", exclude_defaults=True)
+        if spec.model.defaults_with_items:
+            # Without it, the dataset of the clone could choose another loss.
+            short["model"]["loss"] = spec.model.loss
         # The default of ``decay`` depends on other fields, so a spec without it is tried.
         optimizer = {name: value for name, value in short.get("optimizer", {}).items() if name != "decay"}
         shorter = short | ({"optimizer": optimizer} if optimizer else {})

@@ -11,7 +11,7 @@ import pytest
 
 from embeddings.refresh import probe
 from embeddings.refresh.diagnosis import diagnose
-from embeddings.refresh.gate import Check
+from embeddings.refresh.gate import Check, decide
 from embeddings.refresh.gate_checks.registry import CHECKS, LIMITS, subject_of
 from embeddings.refresh.held_versions import held_in_a_row, sound_version
 from embeddings.refresh.hold_policy import FAULTS
@@ -208,6 +208,16 @@ def test_what_is_at_fault_is_the_worst_of_what_failed() -> None:
     assert found(gone, norms)[0] == "vectors"
     cause, summary = found(gone, turned, worse, shuffled, norms, collapsed)
     assert (cause, summary.startswith("The run is at fault: ")) == ("run", True)
+
+
+def test_a_fault_of_the_run_is_diagnosed_with_the_remedy_of_its_job() -> None:
+    metrics = {"dim": 16.0, "effective_rank": 1.1, "finite": 1.0}
+    fitting = diagnose(decide(metrics, remedies={"effective_rank": "set model.loss"}).checks, None)
+    assert fitting is not None
+    assert fitting.advice == "Do not promote it. Set model.loss. Then run the job again."
+    general = diagnose(decide(metrics).checks, None)
+    assert general is not None
+    assert "train longer" in general.advice
 
 
 def test_a_failure_says_what_is_usual_and_how_many_times_as_far_it_is() -> None:

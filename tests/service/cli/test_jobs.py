@@ -144,8 +144,8 @@ def test_jobs_for_pipes_and_programs(run: Run, served: Served, spec: Path):
     served.set_job(job_id, state="running", progress={"epoch": 1, "epochs": 2})
     served.add_metrics(job_id, [0.71234])
     lines = run("jobs", "--state", "running").lines
-    assert lines[0][:5] == ["ID", "NAME", "STATE", "PROGRESS", "AUC"]
-    assert lines[1][:5] == [job_id, "from-cli", "running", "epoch 1/2", "0.7123"]
+    assert lines[0][:5] == ["ID", "NAME", "STATE", "PROGRESS", "AUC (SPLIT, EPOCH)"]
+    assert lines[1][:5] == [job_id, "from-cli", "running", "epoch 1/2", "0.7123 test 1"]
     assert [job["id"] for job in run("jobs", "--state", "running", "--json").json] == [job_id]
     shown = run("job", job_id).out
     assert "epoch 1/2" in shown

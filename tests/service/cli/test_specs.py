@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("model: {kind: dnn}\nname: x\ndataset: {name: clicks}\nepohcs: 2\n", "epohcs: no such field"),
+        ("model: {kind: dnn}\nname: x\ndataset: {name: clicks}\nepohcs: 2\n", "no such field: did you mean epochs?"),
         (
             "model: {kind: item2vec}\nregularizers: {dropout: 0.1}\nname: x\ndataset: {name: clicks}\n",
             "not available yet",
@@ -34,7 +34,7 @@ def test_bad_specs(run: Run, tmp_path: Path, text: str, says: str):
     file.write_text(text)
     for command in ("submit", "validate"):
         done = run(command, str(file))
-        assert done.code == 1
+        assert done.code == 2
         assert str(file) in done.err
         assert says in done.err
 

@@ -34,7 +34,8 @@ def test_versions_fetch_and_promote(run: Run, served: Served, tmp_path: Path):
     assert items["items"][1] == {"id": 11, "status": "missing", "vector": None}
     refused = run("promote", "films", held, "--reason", "trying")
     assert refused.code == 1
-    assert "override_gate" in refused.err
+    assert "--override-gate" in refused.err
+    assert "override_gate" not in refused.err
     assert run("promote", "films", first, "--reason", "rollback", "--if-current", first).code == 1
     assert run("promote", "films", first, "--reason", "rollback", "--if-current", second).code == 0
     assert run("versions", "films", "--json").json[-1]["state"] == "published"
@@ -44,6 +45,12 @@ def test_versions_fetch_and_promote(run: Run, served: Served, tmp_path: Path):
         table = pq.read_table(file) if ending == ".parquet" else pa.ipc.open_file(file).read_all()
         assert table.column("id").to_pylist() == [10, 11]
     assert run("fetch", "films", "10", "-o", str(tmp_path / "vectors.csv")).code == 2
+    (line,) = [line for line in run("collections").lines[1:] if line[0] == "films"]
+    assert line[1] == first
+    near = run("neighbors", "films", "10", "-k", "3").lines[1:]
+    assert len(near) == 3
+    assert "10" not in [line[0] for line in near]
+    assert run("neighbors", "films", "ten").code == 2
 
 
 def test_versions_and_promote_say_how_the_model_does(run: Run, served: Served):
@@ -64,5 +71,6 @@ def test_fetch_of_what_is_not_there(run: Run, served: Served):
     done = run("fetch", "nothing", "1")
     assert done.code == 1
     assert "there is no collection 'nothing'" in done.err
+    assert "'evenkeel collections' lists them" in done.err
     assert run("fetch", "songs", "x").code == 1
     assert run("versions", "nothing").code == 1

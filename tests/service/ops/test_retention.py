@@ -208,7 +208,7 @@ async def test_who_names_a_job_holds_it_until_that_is_known(
     database: Database = app.state.database
     spec = JobSpec.model_validate(job_body(init_from={"job": old}))
     async with database.write() as connection:
-        dataset_spec = await job_records.check(connection, spec, "default")
+        spec, dataset_spec = await job_records.check(connection, spec, "default")
         sweeping = asyncio.create_task(sweep(app))
 
         async def waits() -> bool:

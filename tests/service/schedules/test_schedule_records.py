@@ -411,6 +411,20 @@ async def test_a_crash_between_firing_and_job_leaves_neither(
     assert await scheduler.fire_due(app.state.database, START + datetime.timedelta(minutes=2)) == 1
 
 
+async def test_a_schedule_keeps_the_defaults_that_its_dataset_decides(
+    client: httpx.AsyncClient, dataset_body: dict[str, Any], data_file: Path
+) -> None:
+    items = {"uri": str(data_file), "features": {"brand": {"column": "rating"}}}
+    await client.post("/v1/datasets", json=dataset_body | {"name": "with-items", "items": items})
+    job = {"name": "daily", "dataset": {"name": "with-items"}, "model": {"kind": "two_tower"}}
+    made = await client.post("/v1/schedules", json={"name": "daily", "cron": "0 3 * * *", "job": job})
+    assert made.status_code == 201, made.text
+    for answer in (made, await client.patch("/v1/schedules/daily", json={"job": job})):
+        assert answer.json()["job"]["model"]["loss"] == "sampled_softmax"
+    plain = await client.patch("/v1/schedules/daily", json={"job": job | {"model": job["model"] | {"loss": "bce"}}})
+    assert plain.json()["job"]["model"]["loss"] == "bce"
+
+
 async def test_a_running_service_fires_and_runs(
     settings: Settings, runs: Any, dataset_body: dict[str, Any], data_file: Path
 ) -> None:

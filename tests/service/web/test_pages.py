@@ -261,6 +261,22 @@ async def test_a_held_version_says_why_it_opens_no_new_generation(
     assert "It opens no new generation: 1 of 3 sound refreshes in a row." in page
 
 
+@pytest.mark.parametrize(("cause", "offered"), [("run", False), ("vectors", True)])
+async def test_a_version_that_must_not_be_promoted_has_no_button(
+    app, client, stranger, admin_key: str, settings: Settings, cause: str, offered: bool
+):
+    published.publish(settings)
+    diagnosis = {"cause": cause, "summary": "It is held.", "advice": "Set model.loss.", "failed": []}
+    published.hold(settings, extra={"diagnosis": diagnosis})
+    published.hold(settings, seed=7, extra={"diagnosis": diagnosis})
+    await signed_in(stranger, admin_key)
+    for path in ("/dashboard/collections/items", "/"):
+        page = (await stranger.get(path)).text
+        assert "Set model.loss." in page
+        assert ("v000003/promote" in page) == offered
+    assert ("v000002/promote" in (await stranger.get("/dashboard/collections/items")).text) == offered
+
+
 @pytest.mark.slow
 async def test_the_list_is_filtered_and_goes_page_by_page(
     app, client, stranger, admin_key: str, settings: Settings, monkeypatch: pytest.MonkeyPatch

@@ -122,7 +122,7 @@ def infer(uri: str | Path, name: str | None = None) -> dict[str, Any]:
     return propose(uri, name).document
 
 
-def propose(uri: str | Path, name: str | None = None) -> Proposal:
+def propose(uri: str | Path, name: str | None = None, items: str | Path | None = None) -> Proposal:
     """Return a DatasetSpec document for a file or directory, from its column names and first million rows.
 
     The label is a 0/1 column named like a label, or else a rating column, turned into 0/1 by a rule. Without either,
@@ -131,14 +131,16 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
     like a label and has other values becomes no feature either. Columns that cannot be read from every file are left
     out, and the notes give the reasons. Of each text file, at most the first SAMPLE_BYTES are read.
 
+    ``items``: a file with one row per item, whose other columns become the features of the dataset's ``items``.
+
     Raises:
-        DataError: the file cannot be read, or holds nothing to learn from.
+        DataError: a file cannot be read, or holds nothing to learn from.
     """
     with beginnings(SAMPLE_BYTES):
-        return _propose(uri, name)
+        return _propose(uri, name, items)
 
 
-def _propose(uri: str | Path, name: str | None) -> Proposal:
+def _propose(uri: str | Path, name: str | None, items: str | Path | None) -> Proposal:
     source = Source(str(uri))
     source.require([])
     problems = source.problems(source.column_names())
@@ -195,13 +197,23 @@ def _propose(uri: str | Path, name: str | None) -> Proposal:
         label = {"negatives": {"per_positive": 1, "of": "item"}}
     if label is None or not features:
         lacking = "no id-like column" if not features else "no 0/1 label, no rating, and no user and item to draw from"
+        lacking = _as_item_table(columns) or lacking
         raise DataError(
             "; ".join([f"shows {lacking} (columns: {', '.join(columns)})", *notes]),
             where=str(uri),
             remedy="write the manifest by hand; examples/ has some",
         )
+    if items is not None:
+        document_items, of_items = _item_table(str(items), features, columns, str(uri))
+        notes += of_items
+        for feature in document_items["features"]:
+            features.pop(feature, None)
+    else:
+        document_items = None
+        notes += _constant_per_item(source, features)
     document = {"name": name or _dataset_name(local_path(str(uri))), "uri": str(uri), "features": features}
     document |= {"label": label, **ordering, **({"partition": partition} if partition else {})}
+    document |= {} if document_items is None else {"items": document_items}
     parse_dataset(document)
     return Proposal(document, tuple(notes))
 
@@ -219,6 +231,21 @@ def as_yaml(document: dict[str, Any], notes: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
+def job_of(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a job that publishes the item vectors of a proposed dataset, or learns its label without items."""
+    job: dict[str, Any] = {"spec_version": 1, "name": document["name"], "dataset": {"name": document["name"]}}
+    is_pair = {"user", "item"} <= document["features"].keys()
+    job["model"] = {"kind": "two_tower", "embedding_dim": 16} if is_pair else {"kind": "dcnv2", "embedding_dim": 16}
+    job |= {"optimizer": {"learning_rate": 0.01}, "epochs": 5, "batch_size": 256}
+    return job | ({"publish": {"collection": "items", "feature": "item"}} if is_pair else {})
+
+
+def job_as_yaml(job: dict[str, Any]) -> str:
+    """Return a job as the YAML document that follows its dataset."""
+    lines = ["---", "# learning_rate and batch_size suit some ten thousand rows: millions take .001 and 2048."]
+    return "\n".join([*lines, *(f"{key}: {_flow(value)}" for key, value in job.items())]) + "\n"
+
+
 def column_names(uri: str | Path) -> list[str]:
     """Return the names of the columns of a file or directory, including the keys of ``key=value`` folders.
 
@@ -230,6 +257,87 @@ def column_names(uri: str | Path) -> list[str]:
     source = Source(str(uri))
     source.require([])
     return source.column_names()
+
+
+# --- items
+
+
+def _item_table(
+    uri: str, features: dict[str, Any], columns: dict[str, _Column], rows: str
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the proposed ``items`` of a dataset, and notes."""
+    if "item" not in features:
+        remedy = "name the column of item ids item, item_id, sku or product_id in the rows"
+        raise DataError("has no column of item ids, which an item table needs", where=rows, remedy=remedy)
+    on = features["item"].get("column", "item")
+    source = Source(uri)
+    source.require([on])
+    table = {column.name: column for column in _columns(source, source.problems(source.column_names()))}
+    if table[on].distinct < table[on].rows:
+        more = f"{table[on].rows} rows and {table[on].distinct} values"
+        raise DataError(f"has {more}", where=f"{uri}, column '{on}'", remedy="write one row per item")
+    proposed: dict[str, Any] = {}
+    for column in table.values():
+        if column.name == on or _unreadable(column):
+            continue
+        kind = "dense" if _is_number(column) else _feature_type(column)
+        if kind is None:
+            continue
+        taken = {name: one for name, one in features.items() if one.get("column", name) != column.name}
+        name = _identifier(column.plain_name, taken | proposed)
+        proposed[name] = {"type": kind} if name == column.name else {"type": kind, "column": column.name}
+        if kind == "vector":
+            proposed[name]["dim"] = column.dim
+        if kind == "dense":
+            proposed[name]["transform"] = "standardize"
+    if not proposed:
+        raise DataError("has no column that a model reads", where=uri, remedy="add a category, a brand or a price")
+    repeated = sorted(name for name in proposed if name in features)
+    notes = [f"'{name}' is read from the item table, not from the rows" for name in repeated]
+    read = {on, *(one.get("column", name) for name, one in proposed.items())}
+    left = [name for name in table if name not in read]
+    notes += [f"left out of items: {', '.join(left)}"] if left else []
+    return {"uri": uri, "on": on, "features": proposed}, notes
+
+
+def _constant_per_item(source: Source, features: dict[str, Any]) -> list[str]:
+    """Return a note on the features of the rows that have one value per item in a sample of the rows."""
+    if "item" not in features:
+        return []
+    item = features["item"].get("column", "item")
+    others = {
+        name: one.get("column", name)
+        for name, one in features.items()
+        if name not in ("item", "user") and one["type"] == "id"
+    }
+    if not others:
+        return []
+    names = list(dict.fromkeys([item, *others.values()]))
+    source.require(names)
+    sample = next(iter(source.stream(names)))
+    table = pa.table({name: sample.column(name) for name in names})
+    num_items = len(table.group_by(item).aggregate([]))
+    constant = [
+        name
+        for name, column in others.items()
+        if num_items < len(table) and len(table.group_by([item, column]).aggregate([])) == num_items
+    ]
+    if not constant:
+        return []
+    return [
+        f"{' and '.join(constant)} {'have' if len(constant) > 1 else 'has'} one value per item: two_tower reads "
+        "features of the rows in its user tower. For its item tower write a file with one row per item, and infer "
+        "with --items FILE"
+    ]
+
+
+def _as_item_table(columns: dict[str, _Column]) -> str:
+    """Return text that names the columns' file as an item table; empty if it is none."""
+    ids = [one for one in columns.values() if _ITEM_NAMES.match(one.plain_name) and one.distinct == one.rows > 1]
+    has_users = any(_USER_NAMES.match(one.plain_name) for one in columns.values())
+    if not ids or has_users:
+        return ""
+    return f"one row per '{ids[0].name}', so it is an item table: infer the rows of events with --items THIS_FILE"
 
 
 # --- guesses

@@ -38,7 +38,9 @@ def _item_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
         return
     if items.on not in ("item", item.column):
         yield FieldProblem(
-            "items.on", f"'{items.on}' is not the column of 'item'", f"name it '{item.column or 'item'}' in both files"
+            "items.on",
+            f"'{items.on}' is not the column of 'item'",
+            f"add `on: {item.column or 'item'}` to items, and name the column so in both files",
         )
     for name, feature in items.features.items():
         field = f"items.features.{name}"

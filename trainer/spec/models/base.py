@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
@@ -90,6 +90,8 @@ class ModelSpec(Spec):
     """True if it has parameters other than rows of tables."""
     reads_items: ClassVar[bool] = False
     """True if it reads features of the item table, and so has a vector even for an item without an embedding row."""
+    defaults_with_items: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of fields if the dataset has an item table and the job names no loss."""
     reads_sequences: ClassVar[bool] = False
     """True if it reads each user's items in order, and no other features, and ranks the next item."""
     reads_labels: ClassVar[bool] = False
@@ -233,6 +235,19 @@ class ModelSpec(Spec):
         if self.effective_init.kind == "zero" and self.multiplies_rows == "always":
             why = f"zero gives {self.kind} no gradient, because all its scores are products"
             yield FieldProblem("model.init.kind", why, "use hash or normal")
+
+    def collapse_remedy(self, dataset: DatasetSpec) -> str:
+        """Return what to change if the published vectors lie along few directions."""
+        if self.determines_vectors:
+            return "train for more epochs, or with a larger optimizer.learning_rate"
+        return "train for more epochs, or with a kind whose loss determines the vectors (bpr, two_tower)"
+
+    def with_items(self) -> Self:
+        """Return this model with the defaults that hold if the dataset has an item table."""
+        changes = {} if "loss" in self.model_fields_set else self.defaults_with_items
+        return self.model_copy(
+            update={name: value for name, value in changes.items() if name not in self.model_fields_set}
+        )
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         """Yield a problem with its remedy for each conflict between the job and the dataset."""

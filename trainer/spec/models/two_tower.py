@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from trainer.spec.base import May, Positive, later
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 class TwoTowerSpec(TowerSpec):
     """Two towers. ``loss``: bce or mse of a label, or sampled_softmax over the items of the batch.
 
+    With an item table, a job that names no loss has ``sampled_softmax``, ``normalize`` and ``temperature: 0.1``.
+
     ``normalize``: outputs of both towers are scaled to length 1. ``temperature``: number that their product is divided
     by. ``item_id_dropout``: the share of training examples whose item is looked up as the unknown id. The item tower so
     learns to score without the id (Volkovs, Yu and Poutanen, DropoutNet, NeurIPS 2017). It needs an item table.
@@ -32,6 +35,7 @@ class TwoTowerSpec(TowerSpec):
     item_id_dropout: Annotated[float, May.DIFFER_ON_WARM_START] = later(0.0, ge=0.0, lt=1.0, allow_inf_nan=False)
 
     losses = ("bce", "mse", "sampled_softmax")
+    defaults_with_items = MappingProxyType({"loss": "sampled_softmax", "normalize": True, "temperature": 0.1})
     determines_vectors = True
     reads_numbers = True
     reads_items = True
@@ -69,6 +73,20 @@ class TwoTowerSpec(TowerSpec):
     @property
     def wider_vectors_problem(self) -> str | None:
         return "normalize scales vectors by all their columns" if self.normalize else self.counts_columns
+
+    def collapse_remedy(self, dataset: DatasetSpec) -> str:
+        if dataset.items is None:
+            return super().collapse_remedy(dataset)
+        raw = [
+            f"items.features.{name}.transform: standardize"
+            for name, feature in dataset.items.features.items()
+            if feature.type == "dense" and feature.transform == "none"
+        ]
+        better = [f"model.{name}: {str(value).lower()}" for name, value in self.defaults_with_items.items()]
+        is_default = all(getattr(self, name) == value for name, value in self.defaults_with_items.items())
+        straight = ["model.hidden: []", "model.init: {kind: hash, std: 0.5}", "model.temperature: 0.2"]
+        changes = [*raw, *([] if is_default else better)] or straight
+        return f"set {', '.join(changes)}"
 
     @property
     def is_softmax_of_batch(self) -> bool:

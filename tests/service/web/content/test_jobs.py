@@ -96,6 +96,9 @@ def test_a_clone_is_the_same_job_without_its_defaults():
     short = without_defaults(spec.model_dump(mode="json"))
     assert JobSpec.model_validate(short) == spec
     assert "seed" not in short
+    towers = JobSpec.model_validate({**first_spec("clicks"), "model": {"kind": "two_tower"}})
+    # Without it, the dataset of the clone could choose another loss.
+    assert without_defaults(towers.model_dump(mode="json"))["model"]["loss"] == "bce"
     of_another_version = {"name": "old", "gone": 1}
     assert without_defaults(of_another_version) == of_another_version
 

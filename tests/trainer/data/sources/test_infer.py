@@ -19,9 +19,9 @@ import trainer.data.sources.infer as infer_module
 from trainer.data.errors import DataError
 from trainer.data.sources.click_log import ClickLog, generate
 from trainer.data.sources.figures import profile
-from trainer.data.sources.infer import as_yaml, infer, propose
+from trainer.data.sources.infer import as_yaml, infer, job_as_yaml, job_of, propose
 from trainer.data.sources.source import Source
-from trainer.spec import parse_dataset
+from trainer.spec import load_documents, parse_dataset
 
 
 def write(tmp_path, name="Clicks 2026.parquet", **columns):
@@ -370,3 +370,39 @@ def test_ratings_written_as_text_are_no_features(tmp_path):
     proposal = propose(tmp_path / "rows.parquet")
     assert set(proposal.document["features"]) == {"user", "item"}
     assert "a rule can read it: label: {rule: 'rating >= 4'}" in proposal.notes[0]
+
+
+def shop(tmp_path):
+    rows = write(
+        tmp_path, "rows.parquet", user_id=["u1", "u2", "u1", "u3"], sku=["a", "b", "b", "a"], click=[0, 1, 1, 0],
+        brand=["x", "y", "y", "x"], ts=[10, 20, 30, 40],
+    )  # fmt: skip
+    items = write(
+        tmp_path, "items.parquet", sku=["a", "b", "c"], brand=["x", "y", "y"], kind=["k", "l", "k"],
+        price=[1.5, 2.25, 3.75],
+    )  # fmt: skip
+    return rows, items
+
+
+def test_an_item_table_and_a_job_are_proposed(tmp_path):
+    rows, items = shop(tmp_path)
+    proposal = propose(rows, items=items)
+    assert set(proposal.document["features"]) == {"user", "item"}
+    features = {"brand": {"type": "id"}, "kind": {"type": "id"}, "price": {"type": "dense", "transform": "standardize"}}
+    assert proposal.document["items"] == {"uri": str(items), "on": "sku", "features": features}
+    assert "'brand' is read from the item table, not from the rows" in proposal.notes
+    spec = tmp_path / "mine.yaml"
+    spec.write_text(as_yaml(proposal.document, proposal.notes) + job_as_yaml(job_of(proposal.document)))
+    dataset, job = load_documents(spec)
+    assert job.against(dataset).model.loss == "sampled_softmax"
+    assert (job.publish.collection, job.publish.feature) == ("items", "item")
+
+
+def test_columns_of_items_in_rows_and_tables_of_items_are_named(tmp_path):
+    rows, items = shop(tmp_path)
+    (note,) = propose(rows).notes
+    assert note.startswith("brand has one value per item: two_tower reads features of the rows in its user tower")
+    with pytest.raises(DataError, match=r"one row per 'sku', so it is an item table: .* --items THIS_FILE"):
+        propose(items)
+    with pytest.raises(DataError, match="4 rows and 2 values"):
+        propose(rows, items=rows)

@@ -35,6 +35,42 @@ def test_a_dataset_with_an_item_table():
     parse_job(JOB).against(dataset)
 
 
+def test_a_job_that_names_no_loss_has_one_that_publishes():
+    def of_model(dataset=DATASET, **model):
+        job = parse_job(JOB | {"model": JOB["model"] | model}).against(parse_dataset(dataset))
+        resolved = job.model.loss, job.model.normalize, job.model.temperature
+        # Stored with its defaults, the job means the same when it is read again.
+        again = parse_job(job.model_dump(mode="json")).against(parse_dataset(dataset)).model
+        assert (again.loss, again.normalize, again.temperature) == resolved
+        return resolved
+
+    assert of_model() == ("sampled_softmax", True, 0.1)
+    assert of_model(temperature=0.3) == ("sampled_softmax", True, 0.3)
+    assert of_model(loss="bce") == ("bce", False, 1.0)
+    assert of_model(loss="sampled_softmax") == ("sampled_softmax", False, 1.0)
+    plain = {name: part for name, part in DATASET.items() if name != "items"}
+    assert of_model(plain) == ("bce", False, 1.0)
+    # A job that was stored before the default changed keeps its loss.
+    stored = parse_job(JOB).model_dump(mode="json")
+    assert parse_job(stored).against(parse_dataset(DATASET)).model.loss == "bce"
+    with pytest.raises(ValueError, match=r"sse.label: sampled_softmax has no class labels to flip"):
+        parse_job(JOB | {"sse": {"label": {"probability": 0.1}}}).against(parse_dataset(DATASET))
+
+
+def test_the_remedy_of_collapsed_vectors_fits_the_job():
+    dataset = parse_dataset(DATASET)
+    bce = parse_job(JOB | {"model": JOB["model"] | {"loss": "bce"}}).model
+    said = bce.collapse_remedy(dataset)
+    assert "items.features.price.transform: standardize" in said
+    assert said.endswith("model.loss: sampled_softmax, model.normalize: true, model.temperature: 0.1")
+    scaled = parse_dataset(DATASET | items({"price": {"type": "dense", "transform": "standardize"}}))
+    assert parse_job(JOB).against(scaled).model.collapse_remedy(scaled).startswith("set model.hidden: []")
+    for kind in ("two_tower", "bpr", "dcnv2"):
+        model = parse_job(JOB | {"model": {"kind": kind, "embedding_dim": 4}}).model
+        plain = parse_dataset({name: part for name, part in DATASET.items() if name != "items"})
+        assert ("two_tower" in model.collapse_remedy(plain)) == (kind == "dcnv2")
+
+
 def test_a_dataset_without_one_is_dumped_as_before():
     plain = parse_dataset({name: part for name, part in DATASET.items() if name != "items"})
     assert "items" not in plain.model_dump(mode="json")
@@ -47,7 +83,7 @@ def test_a_dataset_without_one_is_dumped_as_before():
     ("changes", "message"),
     [
         (items({"hour": {}}), "items.features.hour: the rows have a feature 'hour' too: give one of them another"),
-        (items(on="asin"), "items.on: 'asin' is not the column of 'item': name it 'product' in both files"),
+        (items(on="asin"), "items.on: 'asin' is not the column of 'item': add `on: product` to items"),
         (items(uri="ftp://host/items.parquet"), "items.uri: ftp:// is not available yet"),
         (
             items({"kinds": {"join": {"uri": "a", "on": "item", "column": "b"}}}),

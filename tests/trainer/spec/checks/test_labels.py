@@ -34,7 +34,7 @@ def job_of(**changes: Any):
         ({"labels": {"a b": {"column": "click"}}}, "String should match pattern"),
         ({"labels": {"click": {}}}, "labels.click: give exactly one of column, rule, negatives, value and positive"),
         ({"labels": {"click": {"column": "c", "weight": 0}}}, "labels.click.weight: Input should be greater than 0"),
-        ({"labels": {"click": {"column": "c", "wieght": 1}}}, "labels.click.wieght: no such field: check the spelling"),
+        ({"labels": {"click": {"column": "c", "wieght": 1}}}, "click.wieght: no such field: did you mean weight"),
         ({"labels": {"click": {"column": "c", "metrics": ["ac"]}}}, "labels.click.metrics.0: no such metric"),
         ({"labels": {"click": {"column": "c", "loss": "bpr"}}}, "labels.click.loss: Input should be 'bce', 'mse'"),
         (
