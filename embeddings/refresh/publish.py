@@ -38,7 +38,7 @@ from embeddings.refresh.held_versions import held_in_a_row
 from embeddings.refresh.hold_policy import hold_or_release
 from embeddings.refresh.merge import RemovedItems, eligible_rows, plan
 from embeddings.refresh.model_comparison import ModelComparison
-from embeddings.refresh.procrustes import Rotated
+from embeddings.refresh.procrustes import Rotated, Turned
 from embeddings.refresh.publication import KEEP_LAST, Publication, conclude, earlier_end, nothing_written
 from embeddings.refresh.record import RefreshRecord
 from embeddings.refresh.scratch import is_scratch
@@ -55,8 +55,10 @@ from embeddings.refresh.settings import (
 from embeddings.refresh.usual import usual_metrics
 from embeddings.refresh.windows import shorter_than_before
 from embeddings.store import Collection, IdsErased, Store, StoreError, StoreUnavailable, VersionReader, ViewExists
+from embeddings.store.collection.erasure import USERS
 from embeddings.store.views import PARAMETERS, default_view
 from embeddings.vectors.item_vectors import UNCERTAIN, Array, ItemVectors
+from embeddings.vectors.user_vectors import UserVectors
 
 __all__ = [
     "Expiry",
@@ -100,6 +102,8 @@ class RefreshRequest:
         lineage: inputs of the run, for the manifest.
         training_step: for a job that publishes several times, the number of its steps before the candidate was taken.
         models: comparison of the run's model with the served one on held-out rows; None: they were not compared.
+        users: users in the coordinates of ``candidate``, with all of a score but the items; None: items alone.
+        users_feature: feature that has the users' ids.
     """
 
     candidate: ItemVectors
@@ -118,6 +122,8 @@ class RefreshRequest:
     lineage: Mapping[str, Any] | None = None
     training_step: int | None = None
     models: ModelComparison | None = None
+    users: UserVectors | None = None
+    users_feature: str = "user"
 
 
 def publish_candidate(store: Store, collection: str, request: RefreshRequest) -> Publication:
@@ -263,7 +269,19 @@ class _Refresh:
             gate=[check.as_dict() for check in assessment.verdict.checks],
             extra=record.as_dict(),
             rotation=alignment.rotation,
+            users=self._users(alignment.rotation),
+            users_feature=request.users_feature,
         )
+
+    def _users(self, rotation: Array | None) -> UserVectors | None:
+        """Return the users in the coordinates of the version, without erased ones; None for items alone."""
+        users = self.request.users
+        if users is None:
+            return None
+        erased = self.target.erased(USERS).matches(users.keys)
+        if erased.any():
+            users = users.take(np.flatnonzero(~erased))
+        return users if rotation is None else replace(users, vectors=Turned(users.vectors, rotation))
 
     def _held_start(self) -> VersionReader | None:
         """Return a reader of the held version whose rows the run went on from; None if it can no longer be read."""

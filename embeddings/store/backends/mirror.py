@@ -366,7 +366,8 @@ class Mirror(CollectionDirectory):
     def make_reader(self, version: str, manifest: VersionManifest) -> VersionReader:
         with disk_errors(self.path):
             for file in manifest.files:
-                if not (self.rows_are_remote and file == manifest.items_file):
+                # Most readers need the items alone; whoever needs the users fetches their file.
+                if file != manifest.users_file and not (self.rows_are_remote and file == manifest.items_file):
                     self._fetch_data(self.versions / version, file)
         if not self.rows_are_remote:
             return super().make_reader(version, manifest)

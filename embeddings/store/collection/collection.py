@@ -13,6 +13,7 @@ from embeddings.store.collection.views import CollectionViews
 from embeddings.store.collection.writer import CollectionWriter
 from embeddings.store.files import StoreError, disk_errors
 from embeddings.store.manifest import VersionRecord
+from embeddings.store.users import Recommender
 from embeddings.store.version import VersionReader
 from embeddings.store.views import ViewRegistry
 from embeddings.vectors.item_vectors import Array
@@ -97,6 +98,17 @@ class Collection(CollectionWriter, CollectionViews):
             (version, status uint8 [n], vectors float32 [n, d]) of ``ids``, in the order given.
         """
         return self._reader.lookup(ids, version)
+
+    def recommender(self, version: str = "current") -> Recommender:
+        """Return the items and users of one version, which recommend items to users.
+
+        Raises:
+            NoUsers: the version has items alone.
+            UnknownVersion: there is no such version.
+            UnknownCollection: the collection has no version.
+            CorruptStore: a file of the version is damaged.
+        """
+        return self._reader.recommender(version)
 
     def open_anew(self) -> None:
         """Drop this process's open readers and manifests, so that the next reader reads the store again."""
