@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embeddings.store.collection.directory import CollectionDirectory, Lookup
+from embeddings.store.collection.erasure import ITEMS, Part
 from embeddings.store.collection.reader import CollectionReader
 from embeddings.store.collection.views import CollectionViews
 from embeddings.store.collection.writer import CollectionWriter
@@ -72,9 +73,14 @@ class Collection(CollectionWriter, CollectionViews):
         """
         return self._reader.record(version).to_json()
 
-    def id_type(self) -> str:
-        """Return the type of the collection's ids, ``int64`` or ``string``; raise UnknownCollection."""
-        return self._reader.id_type()
+    def id_type(self, part: Part = ITEMS) -> str:
+        """Return the type of the ids of items, or of users: ``int64`` or ``string``.
+
+        Raises:
+            UnknownCollection: the collection has no version.
+            NoUsers: no version has users.
+        """
+        return self._reader.id_type() if part == ITEMS else self._reader.user_id_type()
 
     def open(self, version: str = "current") -> VersionReader:
         """Return a reader of a version, or of the current version.

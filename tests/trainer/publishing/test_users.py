@@ -66,7 +66,8 @@ def job_of(model: dict[str, Any], **changes: Any) -> Any:
     document = {
         "name": "users", "dataset": {"name": "clicks"}, "model": {"embedding_dim": 4, **model}, "epochs": 1,
         "optimizer": {"kind": "adam", "learning_rate": 0.02}, "dense_optimizer": {"kind": "adam"},
-        "batch_size": 96, "resources": {"num_workers": 1}, "publish": PUBLISH, "evaluation": {"split": {"kind": "time"}},
+        "batch_size": 96, "resources": {"num_workers": 1}, "publish": PUBLISH,
+        "evaluation": {"split": {"kind": "time"}},
     }  # fmt: skip
     return parse_job(document | changes)
 
