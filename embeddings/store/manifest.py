@@ -96,7 +96,12 @@ class VersionManifest:
         """The file of user rows; None if the version has items alone."""
         if self.users is None:
             return None
-        return next((file for file in self.files if is_users_file(file.name)), None)
+        return next((file for file in self.files if file.name.startswith("users")), None)
+
+    @property
+    def scored_file(self) -> FileEntry | None:
+        """The file of item vectors for scores alone; None if the served ones are used."""
+        return next((file for file in self.files if file.name.startswith("scored")), None)
 
 
 _FIELDS = frozenset(one.name for one in fields(VersionManifest)) - {"extra"}
@@ -135,5 +140,8 @@ def is_items_file(name: str) -> bool:
 
 
 def is_users_file(name: str) -> bool:
-    """Return True if a file of a version, by its name, holds the user rows: ``users.arrow``, or a later one."""
-    return name.startswith("users") and name.endswith(".arrow")
+    """Return True if only recommendations read a file of a version: ``users.arrow`` or ``scored.arrow``.
+
+    After an erasure their names have a number.
+    """
+    return name.startswith(("users", "scored")) and name.endswith(".arrow")

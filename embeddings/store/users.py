@@ -4,7 +4,10 @@
 ``offset`` (float32), ``seen`` (lists of int32: rows of the same version's ``items.arrow``) and, last, ``vector``
 (fixed-size list of float32). embeddings.vectors.user_vectors has the formula of a score.
 
-Both files are named by one manifest, so users are never scored against the items of another version.
+``scored.arrow`` has one column, ``vector``, a row for each row of ``items.arrow``. A version whose items are averaged
+with earlier ones has it, with the vectors before the average. Without it the served vectors are scored.
+
+All files are named by one manifest, so users are never scored against the items of another version.
 """
 
 from __future__ import annotations
@@ -25,17 +28,24 @@ from embeddings.vectors.item_vectors import MISSING, Array, as_list, chunks, fin
 from embeddings.vectors.top_k import BestSoFar
 from embeddings.vectors.user_vectors import SeenLists, UserVectors, take_lists
 
-USERS_FILE = "users.arrow"
 _PIECE_ITEMS = 1 << 15
 _SCORES_AT_ONCE = 1 << 22
 """Number of scores in memory at once: 16 MiB."""
 
 
-def write_users(path: Path, users: UserVectors, item_keys: Array) -> FileEntry:
-    """Write ``users`` to ``path``, synced to the disk, and return the file's manifest entry.
+def write_users(
+    directory: Path, users: UserVectors, item_keys: Array, dtype: Any = np.float32, suffix: str = ""
+) -> list[FileEntry]:
+    """Write the files of ``users`` into ``directory``, synced to the disk, and return their manifest entries.
 
-    ``item_keys``: keys of the version's items, in the order of their rows. Seen items that are not among them are left
-    out.
+    Seen items that the version does not have are left out.
+
+    Args:
+        directory: the directory of the version.
+        users: the users.
+        item_keys: keys of the version's items, in the order of their rows.
+        dtype: type of the item vectors in the version.
+        suffix: the end of the files' names, before ``.arrow``.
 
     Raises:
         ValueError: a vector that is not finite.
@@ -45,7 +55,10 @@ def write_users(path: Path, users: UserVectors, item_keys: Array) -> FileEntry:
     starts = np.append(0, np.cumsum(staying))[users.seen.starts]
     seen = pa.LargeListArray.from_arrays(pa.array(starts, pa.int64()), pa.array(rows[staying].astype(np.int32)))
     columns = {"key": key_column(users.keys), "offset": pa.array(users.offsets), "seen": seen}
-    return write_streamed(path, columns, "vector", users.vectors)
+    files = [write_streamed(directory / f"users{suffix}.arrow", columns, "vector", users.vectors)]
+    if users.scored is not None:
+        files.append(write_streamed(directory / f"scored{suffix}.arrow", {}, "vector", users.scored, dtype))
+    return files
 
 
 def users_entry(users: UserVectors, feature: str) -> dict[str, Any]:
@@ -58,10 +71,10 @@ def users_entry(users: UserVectors, feature: str) -> dict[str, Any]:
     }
 
 
-def read_users(path: Path, entry: Mapping[str, Any], item_keys: Array) -> UserVectors:
-    """Return the users in a file that :func:`write_users` wrote, memory-mapped.
+def read_users(path: Path, scored: Path | None, entry: Mapping[str, Any], item_keys: Array) -> UserVectors:
+    """Return the users in files that :func:`write_users` wrote, memory-mapped.
 
-    ``entry``: the manifest's entry ``users``. ``item_keys``: as the file was written with.
+    ``entry``: the manifest's entry ``users``. ``item_keys``: as the files were written with.
     """
     batch = read_arrow(path)
     seen = batch.column("seen")
@@ -69,6 +82,7 @@ def read_users(path: Path, entry: Mapping[str, Any], item_keys: Array) -> UserVe
     return UserVectors(
         keys_of_column(batch.column("key")), matrix_of(batch.column("vector")), lists,
         batch.column("offset").to_numpy(), bool(entry["unit_items"]),
+        None if scored is None else matrix_of(read_arrow(scored).column("vector")),
     )  # fmt: skip
 
 
@@ -87,11 +101,11 @@ class Recommended(NamedTuple):
 class Recommender:
     """The items and users of one version; thread-safe."""
 
-    def __init__(self, reader: VersionReader, users: Path):
+    def __init__(self, reader: VersionReader, users: Path, scored: Path | None):
         entry = reader.manifest.users
         assert entry is not None
         self.reader, self.version = reader, reader.version
-        self.users = read_users(users, entry, reader.keys)
+        self.users = read_users(users, scored, entry, reader.keys)
 
     def top(self, users: Any, k: int, *, exclude: Any = (), exclude_seen: bool = False) -> Recommended:
         """Return the ``k`` items of highest score for each of ``users``; there are fewer if no others are left.
@@ -132,9 +146,10 @@ class Recommender:
         queries, offsets = np.asarray(self.users.vectors[rows]), self.users.offsets[rows]
         seen, starts = take_lists(self.users.seen.positions, self.users.seen.starts, rows)
         owners = np.repeat(np.arange(len(rows)), np.diff(starts))
+        vectors = self.reader.vectors if self.users.scored is None else np.asarray(self.users.scored)
         best = BestSoFar(len(rows), k)
         for part in chunks(len(self.reader), _PIECE_ITEMS):
-            scores = queries @ as_float32(self.reader.vectors[part]).T
+            scores = queries @ as_float32(vectors[part]).T
             if self._scales is not None:
                 scores *= self._scales[part]
             if self._biases is not None:

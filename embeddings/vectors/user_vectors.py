@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ class UserVectors:
         offsets: float32 [n]; None: zeros.
         unit_items: True if the model scales item vectors to length 1 before it multiplies them.
         seen: the items that each user had in training.
+        scored: unit vectors z_i [items, d] of the version's items, in the order of its rows, where scores need others
+            than the served ones, which may be averaged; None: the served ones.
 
     Raises:
         ValueError: ids that do not ascend, or shapes that do not agree.
@@ -46,6 +48,7 @@ class UserVectors:
     seen: SeenLists
     offsets: Array = None  # type: ignore[assignment]
     unit_items: bool = False
+    scored: Vectors | None = None
 
     def __post_init__(self) -> None:
         keys = keys_of(self.ids)
@@ -70,7 +73,9 @@ class UserVectors:
         """Return the users at ``rows``, row numbers that must ascend; their vectors are not copied."""
         positions, starts = take_lists(self.seen.positions, self.seen.starts, rows)
         seen = SeenLists(self.seen.items, positions, starts)
-        return UserVectors(self.keys[rows], Picked(self.vectors, rows), seen, self.offsets[rows], self.unit_items)
+        return replace(
+            self, ids=self.keys[rows], vectors=Picked(self.vectors, rows), seen=seen, offsets=self.offsets[rows]
+        )
 
 
 def take_lists(values: Array, starts: Array, rows: Array) -> tuple[Array, Array]:

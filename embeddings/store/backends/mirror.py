@@ -42,7 +42,7 @@ from embeddings.store.files import (
     writer_lock,
 )
 from embeddings.store.lease import Lease
-from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, is_items_file
+from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, is_items_file, is_users_file
 from embeddings.store.pointer import Pointer, Served
 from embeddings.store.version import VersionReader, mark_verified, verify_file
 
@@ -367,7 +367,7 @@ class Mirror(CollectionDirectory):
         with disk_errors(self.path):
             for file in manifest.files:
                 # Most readers need the items alone; whoever needs the users fetches their file.
-                if file != manifest.users_file and not (self.rows_are_remote and file == manifest.items_file):
+                if not (is_users_file(file.name) or (self.rows_are_remote and file == manifest.items_file)):
                     self._fetch_data(self.versions / version, file)
         if not self.rows_are_remote:
             return super().make_reader(version, manifest)

@@ -54,6 +54,7 @@ from embeddings.store.users import write_users
 from embeddings.store.version import VersionReader, num_carried, write_items
 from embeddings.store.views import utc_now
 from embeddings.vectors.item_vectors import Array, ItemIdError, ItemVectors, keys_of
+from embeddings.vectors.lazy_rows import Picked
 from embeddings.vectors.user_vectors import UserVectors
 
 Part = Literal["items", "users"]
@@ -303,13 +304,17 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
             with self._files.writing():
                 workspace = Workspace(self._files.versions)
             with workspace:
-                number, files = 1 + len(before.erasures), []
+                suffix, files = f"-{1 + len(before.erasures):04d}", []
+                remaining = np.flatnonzero(~gone)
                 if writes_items:
-                    items = items if part == USERS else items.take(np.flatnonzero(~gone))
-                    files.append(write_items(workspace.path / f"items-{number:04d}.arrow", items, before.dtype))
+                    items = items.take(remaining)
+                    files.append(write_items(workspace.path / f"items{suffix}.arrow", items, before.dtype))
                 if users is not None:
-                    users = users.take(np.flatnonzero(~gone)) if part == USERS else users
-                    files.append(write_users(workspace.path / f"users-{number:04d}.arrow", users, items.keys))
+                    if part == USERS:
+                        users = users.take(remaining)
+                    elif users.scored is not None:
+                        users = replace(users, scored=Picked(users.scored, remaining))
+                    files += write_users(workspace.path, users, items.keys, before.dtype, suffix)
                 with self._files.writing():
                     # Retention, or an eraser on another machine, may have been faster.
                     if self._reader.manifest_now(version) != before or self._is_expired(version):

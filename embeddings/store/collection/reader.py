@@ -187,7 +187,10 @@ class CollectionReader:
                     "publish.users, or name a version that has them"
                 )
             try:
-                made = Recommender(reader, self._files.data_file(reader.version, file))
+                path, scored = self._files.data_file(reader.version, file), reader.manifest.scored_file
+                made = Recommender(
+                    reader, path, None if scored is None else self._files.data_file(reader.version, scored)
+                )
             except CorruptStore:
                 # The version may have expired, or lost users to an erasure, since it was opened.
                 if self._is_replaced(reader.version, reader.manifest) or self._files.is_expired(reader.version):

@@ -13,7 +13,7 @@ from embeddings.durable_files import fsync_path, write_file
 from embeddings.store.collection.erasure import USERS, CollectionErasure
 from embeddings.store.files import Workspace, disk_errors, encode_document
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
-from embeddings.store.users import USERS_FILE, users_entry, write_users
+from embeddings.store.users import users_entry, write_users
 from embeddings.store.version import (
     ITEMS_FILE,
     items_of,
@@ -94,7 +94,7 @@ class CollectionWriter(CollectionErasure):
                 # From here on use the written rows, so that they are not computed again.
                 items = items_of(read_arrow(workspace.path / ITEMS_FILE))
                 if users is not None:
-                    files.append(write_users(workspace.path / USERS_FILE, users, items.keys))
+                    files += write_users(workspace.path, users, items.keys, dtype)
                 views = self._registry.all(anchor_generation)
                 files += self._registry.write_into(workspace.path, views, items)
                 aligned = alignment(items) if callable(alignment) else alignment
