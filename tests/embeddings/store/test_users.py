@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from embeddings.store import Collection, CorruptStore, IdsErased, NoUsers, open_store
+from embeddings.store.collection.reader import CACHED_READERS
 from embeddings.vectors.item_vectors import ItemIdError, ItemVectors
 from embeddings.vectors.user_vectors import SeenLists, UserVectors
 
@@ -187,3 +188,10 @@ def test_users_with_text_ids(tmp_path: Path) -> None:
         collection.recommender().top([3], 2)
     collection.erase(names, "all of them", part="users")
     assert collection.recommender().top(["u03é"], 2).found.tolist() == [False]
+
+
+def test_recommenders_of_few_versions_stay_open(collection: Collection) -> None:
+    for seed in range(1, CACHED_READERS + 3):
+        collection.publish(write(collection, seed=seed), collection.current())
+        assert collection.recommender().top([0], 1).items[0] == best(scores_of(seed)[0], 1)
+    assert len(collection._reader._recommenders) == CACHED_READERS
