@@ -57,7 +57,7 @@ FIRST_DATE = np.datetime64("2026-01-01")
 JOB: dict[str, Any] = {
     "name": "daily",
     "dataset": {"name": "log"},
-    "model": {"kind": "bpr", "embedding_dim": 16, "init": {"kind": "hash", "std": 0.1}},
+    "model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 16, "init": {"kind": "hash", "std": 0.1}},
     "optimizer": {"kind": "adam", "learning_rate": 0.005, "moments": "dense"},
     "epochs": 2,
     "batch_size": 512,

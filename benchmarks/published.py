@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from benchmarks.support.harness import cpu, mean_and_deviation, parse
@@ -25,20 +26,18 @@ from trainer.runs.events import read_events
 from trainer.spec import parse_dataset, parse_job
 
 LAST_ITEMS = {"kind": "per_user_last"}
-ADAM = {"kind": "adam", "moments": "dense"}
 
 
 class Row(NamedTuple):
-    """Settings of one row of the table, and the published figures that it is compared with."""
+    """Settings of one row of the table, and the published figures that it is compared with.
+
+    A model without a loss takes the defaults of its kind. ``changes``: further parts of the job.
+    """
 
     dataset: str
     model: Mapping[str, Any]
-    learning_rate: float
-    batch_size: int
-    epochs: int
     published: str
-    dropout: float = 0.0
-    patience: int = 10
+    changes: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def is_sequence(self) -> bool:
@@ -62,52 +61,47 @@ class Row(NamedTuple):
     def job_document(self, seed: int, epochs: int | None = None, validation: float = 0.1) -> dict[str, Any]:
         """Return the job; ``epochs``: number of epochs to train, instead of stopping by the validation rows."""
         split = LAST_ITEMS if self.is_sequence else {"kind": "column", "column": "is_test", "validation": validation}
-        stopping = {"metric": self.metrics[1], "patience": self.patience} if epochs is None else None
-        return {
+        document = {
             "name": self.dataset,
             "dataset": {"name": self.dataset},
             "model": dict(self.model),
-            "optimizer": ADAM | {"learning_rate": self.learning_rate},
-            "dense_optimizer": {"kind": "adam", "learning_rate": self.learning_rate},
-            "regularizers": {"dropout": self.dropout, "early_stopping": stopping},
-            "epochs": self.epochs if epochs is None else epochs,
-            "batch_size": self.batch_size,
             "seed": seed,
             "evaluation": {"split": split, "metrics": list(self.metrics)},
+            **self.changes,
         }
+        if epochs is not None:
+            document["epochs"] = epochs
+            document["regularizers"] = {**document.get("regularizers", {}), "early_stopping": None}
+        return document
 
 
-def sequences(kind: str = "sasrec", **changes: Any) -> dict[str, Any]:
-    model = {"kind": kind, "embedding_dim": 64, "length": 50, "blocks": 2, "heads": 1, "loss": "softmax"}
-    return model | changes
+def trained(learning_rate: float, epochs: int, dropout: float) -> dict[str, Any]:
+    """Return the parts of a job of a model with a loss of its own: no defaults of its kind apply."""
+    return {
+        "optimizer": {"kind": "adam", "moments": "dense", "learning_rate": learning_rate},
+        "dense_optimizer": {"kind": "adam", "learning_rate": learning_rate},
+        "regularizers": {"dropout": dropout, "early_stopping": {"patience": 10}},
+        "epochs": epochs,
+        "batch_size": 128,
+    }
 
 
-SHARED_SOFTMAX = {"loss": "sampled_softmax", "share_negatives": True, "normalize": True}
+WHOLE_SOFTMAX = {"embedding_dim": 64, "length": 200, "loss": "softmax"}
 ROWS = {
-    "ml1m_sasrec": Row(
-        "ml1m", sequences(length=200), 0.001, 128, 70, "SASRec, full softmax .3152/.1821; 3,000 negatives .3159/.1857",
-        dropout=0.2,
+    "ml1m_sasrec": Row("ml1m", {"kind": "sasrec"}, "SASRec, full softmax .3152/.1821; 3,000 negatives .3159/.1857"),
+    "ml1m_sasrec_softmax": Row(
+        "ml1m", {"kind": "sasrec", **WHOLE_SOFTMAX}, "SASRec, full softmax .3152/.1821", trained(0.001, 70, 0.2)
     ),
-    "ml1m_hstu": Row(
-        "ml1m", sequences("hstu", length=200), 0.001, 128, 24, "HSTU, positions alone .3023/.1718", dropout=0.2,
+    "ml1m_hstu_softmax": Row(
+        "ml1m", {"kind": "hstu", **WHOLE_SOFTMAX}, "HSTU, positions alone .3023/.1718", trained(0.001, 24, 0.2)
     ),
     "amazon_sports_sasrec": Row(
-        "amazon_sports", sequences(normalize=True, temperature=0.07), 0.002, 512, 31,
-        "SASRec, sampled softmax .0569/.0314; HSTU .0437/.0243", dropout=0.5,
+        "amazon_sports", {"kind": "sasrec"}, "SASRec, sampled softmax .0569/.0314; HSTU .0437/.0243"
     ),
-    "amazon_beauty_sasrec": Row(
-        "amazon_beauty", sequences(normalize=True, temperature=0.07), 0.002, 512, 60,
-        "SASRec, full softmax .0533/.0327", dropout=0.5,
-    ),
-    "gowalla_bpr": Row(
-        "gowalla", {"kind": "bpr", "embedding_dim": 64, **SHARED_SOFTMAX, "temperature": 0.12}, 0.005, 2048, 14,
-        "MF-BPR .1627/.1378; SimpleX .1872/.1557", patience=3,
-    ),
-    "gowalla_lightgcn": Row(
-        "gowalla", {"kind": "lightgcn", "embedding_dim": 64, **SHARED_SOFTMAX, "temperature": 0.12}, 0.005, 2048, 60,
-        "LightGCN .1820/.1547", patience=3,
-    ),
-}  # fmt: skip
+    "amazon_beauty_sasrec": Row("amazon_beauty", {"kind": "sasrec"}, "SASRec, full softmax .0533/.0327"),
+    "gowalla_bpr": Row("gowalla", {"kind": "bpr"}, "MF-BPR .1627/.1378; SimpleX .1872/.1557"),
+    "gowalla_lightgcn": Row("gowalla", {"kind": "lightgcn"}, "LightGCN .1820/.1547"),
+}
 
 
 class Found(NamedTuple):
@@ -127,7 +121,7 @@ def run(row: Row, data: Path, seed: int, most_epochs: int | None = None) -> Foun
     """
     document = row.job_document(seed)
     if most_epochs is not None:
-        document["epochs"] = min(most_epochs, document["epochs"])
+        document["epochs"] = min(most_epochs, parse_job(document).epochs)
     found = _train(row, data, document)
     if row.is_sequence:
         return found

@@ -70,7 +70,7 @@ def job_of(**changes: Any) -> dict[str, Any]:
     document = {
         "name": "startup",
         "dataset": {"name": "interactions", "window": {"start": str(LAST_DAY), "days": NUM_DAYS}},
-        "model": {"kind": "bpr", "embedding_dim": 32},
+        "model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 32},
         "optimizer": {"kind": "adam", "learning_rate": 0.005},
         "epochs": 2,
         "batch_size": 2048,

@@ -72,7 +72,7 @@ CHARTED = {name: metric.chart for name, metric in POINTWISE.items() if metric.ch
 DEFAULT_METRICS: tuple[str, ...] = ("auc", "logloss")
 SEQUENCE_METRICS = ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
 WATCHED_METRICS = ("auc", "rmse", "logloss")
-"""Metrics for early stopping without ``metric``: the first of these that the job measures."""
+"""Pointwise metrics for early stopping without ``metric``, the preferred one first."""
 CALIBRATED_METRICS = ("logloss", "ece")
 """Metrics that a job with ``output_calibration`` measures before and after calibration (CALIBRATED)."""
 METRIC_PATTERN = (

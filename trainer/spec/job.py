@@ -9,18 +9,19 @@ cannot honour is refused with "not available yet" (:mod:`trainer.spec.checks.sup
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from embeddings.dynamic.settings import MAX_ADMISSION_THRESHOLD, MAX_CAPACITY, IdMapSettings
 from embeddings.optim.registry import KINDS
 from embeddings.tables.element_types import DEFAULT_TYPE, JOB_ROW_TYPES, JOB_TYPES
 from embeddings.tables.shardings import SHARDINGS
-from trainer.spec.base import May, Name, Probability, Spec, later
+from trainer.spec.base import STORED, May, Name, Probability, Spec, later
 from trainer.spec.checks import supported
 from trainer.spec.dataset import DatasetSpec
 from trainer.spec.evaluation import Evaluation
+from trainer.spec.models.base import with_defaults
 from trainer.spec.models.registry import Model
 from trainer.spec.optimizer import DenseOptimizer, Optimizer
 from trainer.spec.problems import raise_if_invalid
@@ -337,6 +338,12 @@ class JobSpec(Spec):
     labels: Annotated[dict[Name, LabelText], May.DIFFER_ON_RESUME] = {}
     publish: Annotated[Publish | None, May.DIFFER_ON_RESUME] = None
     tracking: Annotated[tuple[Tracking, ...], May.DIFFER_ON_RESUME] = later((), max_length=8)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_defaults(cls, document: Any, info: ValidationInfo) -> Any:
+        is_stored = (info.context or {}).get(STORED)
+        return with_defaults(document) if isinstance(document, dict) and not is_stored else document
 
     @field_validator("tracking")
     @classmethod

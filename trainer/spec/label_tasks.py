@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,9 +10,11 @@ from trainer.spec.evaluation import (
     CALIBRATED,
     CALIBRATED_METRICS,
     DEFAULT_METRICS,
+    METRIC_PATTERN,
     POINTWISE,
     SEQUENCE_METRICS,
     VALUE_METRICS,
+    WATCHED_METRICS,
     is_table,
 )
 from trainer.spec.losses import LOSSES, loss_of, settings_of
@@ -131,8 +134,31 @@ def measured_numbers(job: JobSpec, dataset: DatasetSpec) -> tuple[str, ...]:
 
 
 def watched_metric(job: JobSpec, dataset: DatasetSpec) -> str | None:
-    """Return the metric by which the best epoch is chosen: the first of :func:`measured_numbers`; None if none."""
-    return next(iter(measured_numbers(job, dataset)), None)
+    """Return the metric by which the best epoch is chosen: NDCG among all items, else the first measured number.
+
+    None: there is no such number.
+    """
+    measured = measured_numbers(job, dataset)
+    return next((name for name in (*_ndcg_of_all(measured), *measured)), None)
+
+
+def best_by(measured: Iterable[str], label: str = "") -> str | None:
+    """Return the metric that early stopping watches if it names none: NDCG among all items, if it is measured.
+
+    Otherwise the first of WATCHED_METRICS, otherwise the first ranking metric; None if there is none.
+
+    Args:
+        measured: Names of metrics.
+        label: Name of the label, for metrics of one of several labels.
+    """
+    names = list(measured)
+    rankings = (name for name in names if name not in POINTWISE and re.match(METRIC_PATTERN, name))
+    candidates = (*_ndcg_of_all(names), *(of_label(name, label) for name in WATCHED_METRICS), *rankings)
+    return next((name for name in candidates if name in names), None)
+
+
+def _ndcg_of_all(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith("ndcg_") and name.endswith("_full")]
 
 
 def in_topological_order(given: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[str, str]]:

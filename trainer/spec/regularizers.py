@@ -80,7 +80,8 @@ class Sam(Spec):
 class EarlyStopping(Spec):
     """Stop training once ``metric`` of the validation split has not improved for ``patience`` epochs.
 
-    ``metric``: default is the first of auc, rmse and logloss that the job measures. A change counts as an improvement
+    ``metric``: default is NDCG among all items if the job measures it, else the first of auc, rmse and logloss, else
+    the first ranking metric. A change counts as an improvement
     if it is more than ``min_delta``. ``keep``: the final parameters, those after the ``best`` epoch or after the
     ``last`` one. A job that publishes and has validation rows keeps its best epoch by default, and trains all epochs.
     """

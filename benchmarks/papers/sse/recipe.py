@@ -290,7 +290,7 @@ def _pairwise(
         sse, more = BPR[row]
         yield documents.trial(
             table, column, row, of,
-            model={"kind": "bpr", "embedding_dim": dim, "init": {"kind": "hash", "std": 0.1}},
+            model={"kind": "bpr", "loss": "bpr", "embedding_dim": dim, "init": {"kind": "hash", "std": 0.1}},
             optimizer={"kind": "adam", "learning_rate": rate}, regularizers=regularizers | more,
             epochs=40, batch_size=2048, seed=seed, evaluation=evaluation, sse=sse or None,
         )  # fmt: skip
@@ -360,7 +360,8 @@ def _sequences(
         yield documents.trial(
             table, column, row, of, tried=f"dropout {dropout:g}" if len(dropouts) > 1 else "",
             model={
-                "kind": "sasrec", "embedding_dim": dim, "length": length, "blocks": blocks, "heads": 1, "negatives": 1
+                "kind": "sasrec", "loss": "bce", "embedding_dim": dim, "length": length, "blocks": blocks, "heads": 1,
+                "negatives": 1
             },
             optimizer={"kind": "adam", "learning_rate": 0.001},
             dense_optimizer={"weight_decay": weight_decay} if weight_decay else None,

@@ -31,7 +31,7 @@ def job_document(**changes: Any) -> dict[str, Any]:
     return {
         "name": "held",
         "dataset": {"name": "log"},
-        "model": {"kind": "bpr", "embedding_dim": 16, "init": {"kind": "hash", "std": 0.1}},
+        "model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 16, "init": {"kind": "hash", "std": 0.1}},
         "optimizer": {"kind": "adam", "learning_rate": 0.006},
         "sse": {},
         "epochs": 2,

@@ -49,7 +49,7 @@ def job(name: str, seed: int, **fields: Any) -> dict[str, Any]:
     return {
         "name": name,
         "dataset": {"name": "likes"},
-        "model": {"kind": "bpr", "embedding_dim": 8, "init": {"kind": "hash", "std": 0.1}},
+        "model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 8, "init": {"kind": "hash", "std": 0.1}},
         "optimizer": {"kind": "adamw", "learning_rate": 0.01, "weight_decay": 0.2},
         "epochs": 20,
         "batch_size": 512,

@@ -281,7 +281,9 @@ class TestFeaturesThatReadNoColumn:
         refused(clicks(), r"label\.negatives needs 'user' as a feature of type id", features=features, label=label)
 
     def test_bpr(self, features, refused, clicks, job_spec):
-        refused(clicks(), "bpr needs 'user' as a feature", job_spec(model={"kind": "bpr"}), features=features)
+        refused(
+            clicks(), "bpr needs 'user' as a feature", job_spec(model={"kind": "bpr", "loss": "bpr"}), features=features
+        )
 
 
 def test_warm_start_with_other_kinds_of_ids(clicks, dataset_spec, job_spec, tmp_path):

@@ -437,7 +437,10 @@ def test_memory_is_that_of_the_rows_there_can_be(log):
         ({"tables": {"item": {"ttl_steps": 5}}}, "ttl_steps is for dynamic tables: set capacity"),
         ({"tables": {"item": {"admission_threshold": 2}}}, "admission_threshold is for dynamic tables: set capacity"),
         ({"tables": {"item": {"capacity": 0}}}, "greater than or equal to 1"),
-        ({"model": {"kind": "bpr", "embedding_dim": 4}}, "tables.item.capacity: tables of bpr are not dynamic yet"),
+        (
+            {"model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 4}},
+            "tables.item.capacity: tables of bpr are not dynamic yet",
+        ),
         (
             {"model": {"kind": "dnn", "embedding_dim": 4, "init": {"kind": "normal"}}},
             "its initial values must depend on the id: use model.init hash or zero",

@@ -295,7 +295,7 @@ def test_default_figures_follow_loss_and_label(small):
     assert metric_names(job(loss="mse"), False) == ("auc", "rmse")
     assert metric_names(job(loss="mse"), True) == ("rmse", "mae")
     assert metric_names(job(loss="sampled_softmax"), False) == ("auc",)
-    assert metric_names(small.job(model={"kind": "bpr"}), False) == ("auc", "logloss")
+    assert metric_names(small.job(model={"kind": "bpr", "loss": "bpr"}), False) == ("auc", "logloss")
     assert metric_names(small.job(model={"kind": "dnn", "loss": "focal"}), False) == ("auc",)
 
 

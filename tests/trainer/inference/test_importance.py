@@ -211,7 +211,7 @@ def test_a_model_that_ranks_has_no_score_for_a_row(tmp_path: Path, later: str) -
     job = parse_job(
         {
             "name": "next", "dataset": {"name": "rows"}, "epochs": 1, "batch_size": 16,
-            "model": {"kind": "gru4rec", "embedding_dim": 4, "length": 5}, "optimizer": {"kind": "adam"},
+            "model": {"kind": "gru4rec", "loss": "bce", "embedding_dim": 4, "length": 5}, "optimizer": {"kind": "adam"},
             "evaluation": {"split": {"kind": "per_user_last"}},
         }
     )  # fmt: skip

@@ -331,7 +331,10 @@ def test_rows_are_found_by_ids_whatever_their_order(refresh):
 
 def test_matched_auc_is_of_items_of_other_users(refresh):
     """By the scores of single pairs, and popularity by counts of training."""
-    bpr = {"model": {"kind": "bpr", "embedding_dim": 4}, "evaluation": {"split": {"validation": 0.0, "test": 0.2}}}
+    bpr = {
+        "model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 4},
+        "evaluation": {"split": {"validation": 0.0, "test": 0.2}},
+    }
     run = refresh("second", 2, refresh("first", 1, **bpr), epochs=3, **bpr)
     found, data = of_all(run), PreparedData.open(run.data)
     model = model_of_checkpoint(run.job, data, latest_valid(run.checkpoints))
@@ -367,9 +370,9 @@ def test_matched_auc_is_of_items_of_other_users(refresh):
     "changes",
     [
         {"model": {"kind": "two_tower", "embedding_dim": 4, "hidden": [8]}},
-        {"model": {"kind": "bpr", "embedding_dim": 4}},
+        {"model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 4}},
         {
-            "model": {"kind": "sasrec", "embedding_dim": 4, "length": 10},
+            "model": {"kind": "sasrec", "loss": "bce", "embedding_dim": 4, "length": 10},
             "evaluation": {"split": {"kind": "per_user_last"}},
             "rows": {"num_users": 600, "num_rows": 9000},
         },
@@ -404,7 +407,7 @@ def dcg(ranks):
 
 def test_all_items_that_both_know_are_ranked_for_users_that_both_know(refresh):
     """NDCG of the checkpoints, written out; the items of the last days are new, so neither shown nor looked for."""
-    bpr = {"model": {"kind": "bpr", "embedding_dim": 4}, "evaluation": {"split": ONLY_TEST}}
+    bpr = {"model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 4}, "evaluation": {"split": ONLY_TEST}}
     size = {"num_users": 300, "num_rows": 9000}
     first = refresh("first", 1, rows=size, **bpr)
     second = refresh("second", 2, first, epochs=3, rows=size | {"first_item": 30, "num_users": 350}, **bpr)
@@ -472,7 +475,7 @@ def test_all_items_that_both_know_are_ranked_for_users_that_both_know(refresh):
 def test_sequence_models_are_compared_by_ndcg_among_the_items_that_both_know(refresh, small, first_item):
     """Without new items it is the job's own metric; new ones are not shown."""
     changes = {
-        "model": {"kind": "sasrec", "embedding_dim": 4, "length": 10},
+        "model": {"kind": "sasrec", "loss": "bce", "embedding_dim": 4, "length": 10},
         "evaluation": {"split": {"kind": "per_user_last", "validation": 0.0}, "metrics": ["ndcg_20_full"]},
     }
     size = {"num_users": 1500, "num_rows": 22000}

@@ -81,7 +81,7 @@ JOBS = {
         "sharding": {"item": "row_wise", "user": "table_wise"},
     },
     "sasrec": {
-        "model": {"kind": "sasrec", "embedding_dim": 8, "length": 6, "negatives": 2},
+        "model": {"kind": "sasrec", "loss": "bce", "embedding_dim": 8, "length": 6, "negatives": 2},
         "optimizer": {"kind": "adamw", "weight_decay": 0.1},
         "sse": {"item": {"probability": 0.1}},
         "regularizers": {"dropout": 0.2},
@@ -118,7 +118,7 @@ FUSED_JOBS = {
     },
     "fused_sasrec": FUSED
     | {
-        "model": {"kind": "sasrec", "embedding_dim": 8, "length": 6, "negatives": 2},
+        "model": {"kind": "sasrec", "loss": "bce", "embedding_dim": 8, "length": 6, "negatives": 2},
         "optimizer": {"kind": "rowwise_adagrad"},
         "sse": {"item": {"probability": 0.1}},
         "batch_size": 16,

@@ -105,7 +105,7 @@ def unit(rows: torch.Tensor) -> torch.Tensor:
     [
         ({"model": {"kind": "two_tower", "embedding_dim": 2, "hidden": [8]}}, "model.embedding_dim: .* with 4"),
         ({"model": {"kind": "two_tower", "embedding_dim": 4, "hidden": [4]}}, "model.hidden"),
-        ({"model": {"kind": "bpr", "embedding_dim": 4}}, "model.kind"),
+        ({"model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 4}}, "model.kind"),
         (
             {"features": {"user": {"type": "id"}, "item": {"type": "id"}, "day": {"type": "id"}}},
             "features.hour: .*dropped",

@@ -411,9 +411,9 @@ def test_a_target_that_training_never_had_is_found_by_no_score(kind):
 NUM_ITEMS = 24
 MODEL = {
     "item2vec": {"kind": "item2vec", "embedding_dim": 8, "window": 1, "negatives": 2},
-    "sasrec": {"kind": "sasrec", "embedding_dim": 8, "length": 6, "blocks": 1, "negatives": 2},
-    "gru4rec": {"kind": "gru4rec", "embedding_dim": 8, "length": 6, "negatives": 2},
-    "hstu": {"kind": "hstu", "embedding_dim": 8, "length": 6, "heads": 2, "negatives": 2},
+    "sasrec": {"kind": "sasrec", "loss": "bce", "embedding_dim": 8, "length": 6, "blocks": 1, "negatives": 2},
+    "gru4rec": {"kind": "gru4rec", "loss": "bce", "embedding_dim": 8, "length": 6, "negatives": 2},
+    "hstu": {"kind": "hstu", "loss": "bce", "embedding_dim": 8, "length": 6, "heads": 2, "negatives": 2},
 }
 
 

@@ -106,7 +106,7 @@ BPR = {
 
 
 def bpr_job(loss, **changes):
-    model = {"kind": "bpr", "embedding_dim": 8} | BPR[loss]
+    model = {"kind": "bpr", "loss": "bpr", "embedding_dim": 8} | BPR[loss]
     document = {
         "name": "rounds-job", "dataset": {"name": "rounds"}, "model": model, "batch_size": 59, "epochs": 2,
         "optimizer": {"kind": "adam", "learning_rate": 0.02}, "evaluation": OF_ALL,
@@ -214,7 +214,7 @@ def sampled_by_six(evaluate):
 
 def refused(of, message, **model):
     with pytest.raises(SpecError, match=message):
-        job_of(of, model={"kind": "sasrec", "embedding_dim": 8, "length": 6} | LOSSES[of] | model)
+        job_of(of, model={"kind": "sasrec", "loss": "bce", "embedding_dim": 8, "length": 6} | LOSSES[of] | model)
 
 
 def test_settings_that_a_loss_has_no_use_for_are_named():

@@ -99,7 +99,7 @@ def test_items_of_bpr_are_swapped_on_both_sides_of_a_pair(dataset, small, tmp_pa
         ({"label": {"probability": 0.4}}, {"item": 0.4, "item__negative": 0.4}),
         ({"user": {"probability": 0.1}}, {"user": 0.1}),
     ):
-        job = small.job(model={"kind": "bpr", "embedding_dim": 4}, sse=sse)
+        job = small.job(model={"kind": "bpr", "loss": "bpr", "embedding_dim": 4}, sse=sse)
         data = prepare(dataset, job, tmp_path / "bpr")
         configs = sse_configs(job, data)
         assert {name: config.probability for name, config in configs.items()} == expected
@@ -113,7 +113,8 @@ def test_a_graph_of_items_is_that_of_the_negatives_too(dataset, small, tmp_path)
     graph = {"uri": str(tmp_path / "alike.parquet"), "source": "a", "target": "b", "of": "item"}
     dataset = parse_dataset(dataset.model_dump(mode="json") | {"graphs": {"alike": graph}})
     job = small.job(
-        model={"kind": "bpr", "embedding_dim": 4}, sse={"item": {"probability": 0.3, "graph": "alike", "rho": 7}}
+        model={"kind": "bpr", "loss": "bpr", "embedding_dim": 4},
+        sse={"item": {"probability": 0.3, "graph": "alike", "rho": 7}},
     )
     data = prepare(dataset, job, tmp_path / "bpr")
     configs = sse_configs(job, data)

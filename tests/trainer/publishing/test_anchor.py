@@ -36,7 +36,7 @@ from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.loop import Trainer
 
 DIM = 4
-BPR = {"kind": "bpr", "embedding_dim": DIM, "init": {"kind": "hash", "std": 0.3}}
+BPR = {"kind": "bpr", "loss": "bpr", "embedding_dim": DIM, "init": {"kind": "hash", "std": 0.3}}
 ADAM = {"kind": "adam", "learning_rate": 0.1}
 FREE = {"collection": "items", "feature": "item", "ema": None, "gate": {"mode": "off"}}
 ANCHORED = FREE | {"anchor": {"strength": 3.0}}
@@ -284,7 +284,7 @@ def test_items_that_move_to_another_cluster_are_followed_and_the_others_stay(mak
     """Retrains from scratch, each with its own seed, through the whole stage. Measured beside it: without an anchor the
     others have a cosine of .86 to the day before, and with ten times the strength the moved ones stay behind (.2)."""
     job = {
-        "model": {"kind": "bpr", "embedding_dim": 8, "init": {"kind": "hash", "std": 0.1}},
+        "model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 8, "init": {"kind": "hash", "std": 0.1}},
         "optimizer": {"kind": "adamw", "learning_rate": 0.03, "weight_decay": 0.05},
         "sse": {}, "epochs": 8, "batch_size": 128,
     }  # fmt: skip

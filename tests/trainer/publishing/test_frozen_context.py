@@ -37,7 +37,7 @@ DIM = 4
 HASH = {"kind": "hash", "std": 0.3}
 ADAMW = {"kind": "adamw", "learning_rate": 0.03, "weight_decay": 0.1}
 MODELS: dict[str, dict[str, Any]] = {
-    "bpr": {"model": {"kind": "bpr", "embedding_dim": DIM, "init": HASH}, "optimizer": ADAMW},
+    "bpr": {"model": {"kind": "bpr", "loss": "bpr", "embedding_dim": DIM, "init": HASH}, "optimizer": ADAMW},
     "mf": {"model": {"kind": "mf", "embedding_dim": DIM, "init": HASH}, "optimizer": ADAMW},
     "two_tower": {
         "model": {"kind": "two_tower", "embedding_dim": DIM, "hidden": [8], "init": HASH},
@@ -294,7 +294,7 @@ def test_of_rows_with_two_halves_the_frozen_one_gets_no_gradient():
         ("bpr", {"optimizer": ADAMW | {"first_touch": "literal"}}, "first_touch literal"),
         ("item2vec", {"optimizer": ADAMW}, "adamw decays it as a whole"),
         ("two_tower", {"model": MODELS["two_tower"]["model"] | {"batch_norm": True}}, "model.batch_norm"),
-        ("sasrec", {"model": {"kind": "sasrec", "embedding_dim": DIM}}, "on both sides"),
+        ("sasrec", {"model": {"kind": "sasrec", "loss": "bce", "embedding_dim": DIM}}, "on both sides"),
         ("din", {"model": {"kind": "din", "embedding_dim": DIM, "init": HASH}}, "on both sides"),
     ],
 )

@@ -13,7 +13,7 @@ from embeddings.vectors.item_vectors import ItemVectors, keys_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.driver import execute
 
-JOB = {"model": {"kind": "bpr", "embedding_dim": 4}, "sse": {}}
+JOB = {"model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 4}, "sse": {}}
 PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "off"}}
 
 

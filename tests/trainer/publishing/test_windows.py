@@ -16,7 +16,7 @@ DATASET = {
     "partition": "date",
 }  # fmt: skip
 JOB = {
-    "name": "news", "model": {"kind": "bpr", "embedding_dim": 4, "init": {"kind": "hash", "std": 0.1}},
+    "name": "news", "model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 4, "init": {"kind": "hash", "std": 0.1}},
     "optimizer": {"kind": "adam", "learning_rate": 0.005}, "epochs": 1, "batch_size": 512,
     "publish": {"collection": "items", "feature": "item", "gate": {"mode": "report"}},
 }  # fmt: skip

@@ -265,7 +265,10 @@ def test_what_a_kernel_has_no_form_of_is_refused_with_the_remedy(kernel, kind, s
         ({"kind": "dnn", "embedding_dim": 8}, None),
         ({"kind": "dnn", "embedding_dim": 6}, "table 'item' has 6 columns, .* use an embedding_dim that makes it one"),
         ({"kind": "mf", "embedding_dim": 8}, "table 'item' has 9 columns, .* multiples of 4: use an embedding_dim"),
-        ({"kind": "bpr", "embedding_dim": 8}, "table 'item' has 9 columns, .* multiples of 4: use kernel evenkeel"),
+        (
+            {"kind": "bpr", "loss": "bpr", "embedding_dim": 8},
+            "table 'item' has 9 columns, .* multiples of 4: use kernel evenkeel",
+        ),
     ],
 )
 def test_columns_that_fbgemm_does_not_take_on_a_gpu_are_refused_before_a_run(model, message) -> None:
@@ -314,19 +317,27 @@ def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) 
         ("dataset.window.start", "yesterday", "YYYY-MM-DD"),
         ("init_from", {"collection": "items", "job": "j1"}, "collection"),
         ("spec_version", 2, "1"),
-        ("model", {"kind": "bpr", "hidden": [32]}, "bpr has no hidden layers"),
-        ("model", {"kind": "sasrec", "hidden": [32]}, "sasrec has no hidden layers"),
+        ("model", {"kind": "bpr", "loss": "bpr", "hidden": [32]}, "bpr has no hidden layers"),
+        ("model", {"kind": "sasrec", "loss": "bce", "hidden": [32]}, "sasrec has no hidden layers"),
         ("model", {"kind": "dnn", "window": 5}, "model.window: dnn has none: use item2vec, or leave it out"),
-        ("model", {"kind": "bpr", "negatives": 5}, "model.negatives: bpr has none: use item2vec or sasrec or gru4rec"),
-        ("model", {"kind": "sasrec", "gru_layers": 2}, "model.gru_layers: sasrec has none: use gru4rec"),
-        ("model", {"kind": "gru4rec", "heads": 2}, "model.heads: gru4rec has none: use sasrec"),
-        ("model", {"kind": "gru4rec", "init": {"kind": "zero"}}, "zero gives gru4rec no gradient"),
+        (
+            "model",
+            {"kind": "bpr", "loss": "bpr", "negatives": 5},
+            "model.negatives: bpr has none: use item2vec or sasrec or gru4rec",
+        ),
+        ("model", {"kind": "sasrec", "loss": "bce", "gru_layers": 2}, "model.gru_layers: sasrec has none: use gru4rec"),
+        ("model", {"kind": "gru4rec", "loss": "bce", "heads": 2}, "model.heads: gru4rec has none: use sasrec"),
+        ("model", {"kind": "gru4rec", "loss": "bce", "init": {"kind": "zero"}}, "zero gives gru4rec no gradient"),
         (
             "model",
             {"kind": "item2vec", "loss": "sampled_softmax"},
             "model.loss: item2vec has no sampled_softmax: leave it out",
         ),
-        ("model", {"kind": "sasrec", "embedding_dim": 6, "heads": 4}, "4 heads do not divide embedding_dim 6"),
+        (
+            "model",
+            {"kind": "sasrec", "loss": "bce", "embedding_dim": 6, "heads": 4},
+            "4 heads do not divide embedding_dim 6",
+        ),
         (
             "evaluation.metrics",
             ["auc", "ndcg_10"],
@@ -394,7 +405,9 @@ def test_graphs_are_of_the_table_that_the_feature_reads() -> None:
 
 def test_bpr_has_its_items_under_one_name() -> None:
     """They are both what it reads and what it is trained to prefer."""
-    job = {key: value for key, value in JOB.items() if key not in ("sse", "model")} | {"model": {"kind": "bpr"}}
+    job = {key: value for key, value in JOB.items() if key not in ("sse", "model")} | {
+        "model": {"kind": "bpr", "loss": "bpr"}
+    }
     for sse in ({"item": {}}, {"label": {}}, {"item": {"probability": 0}, "label": {}}, {"item": {}, "user": {}}):
         parse_job({**job, "sse": sse})
     with pytest.raises(SpecError, match=r"sse.label.probability: .* give sse.item or sse.label, not both"):
@@ -414,7 +427,7 @@ def test_publishing_models_fit_or_say_why() -> None:
 
 
 def test_published_views_may_be_materialized() -> None:
-    job = changed(changed(JOB, "model", {"kind": "bpr", "embedding_dim": 16}), "publish", PUBLISH)
+    job = changed(changed(JOB, "model", {"kind": "bpr", "loss": "bpr", "embedding_dim": 16}), "publish", PUBLISH)
     job["publish"]["views"][0]["materialized"] = True
     job.pop("sse", None)
     publish = parse_job(job).publish
@@ -550,7 +563,7 @@ def test_a_kept_spec_with_the_fields_of_all_kinds_is_read_and_those_that_are_set
 # --- held versions ---------------------------------------------------------------------------------------------------
 
 HELD_IN: dict[str, Any] = {"collection": "items", "feature": "item"}
-PUBLISHING = {**JOB, "model": {"kind": "bpr"}, "sse": {}, "regularizers": {}}
+PUBLISHING = {**JOB, "model": {"kind": "bpr", "loss": "bpr"}, "sse": {}, "regularizers": {}}
 
 
 def gate(**settings: Any) -> dict[str, Any]:
@@ -642,7 +655,7 @@ def of_rows(model: dict[str, Any], **fields: Any) -> None:
     parse_job({"name": "job", "dataset": {"name": "rows"}, "model": model, **fields}).against(parse_dataset(dataset))
 
 
-SASREC = {"kind": "sasrec"}
+SASREC = {"kind": "sasrec", "loss": "bce"}
 LAPLACIAN = {"laplacian": {"feature": "cat", "graph": "near"}}
 
 

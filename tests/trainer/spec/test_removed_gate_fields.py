@@ -12,7 +12,7 @@ from trainer.spec.stored_specs import to_run
 
 def job(**gate: Any) -> dict[str, Any]:
     publish = {"collection": "items", "feature": "item", "gate": {"mode": "report", **gate}}
-    return {"name": "j", "dataset": {"name": "log"}, "model": {"kind": "bpr"}, "publish": publish}
+    return {"name": "j", "dataset": {"name": "log"}, "model": {"kind": "bpr", "loss": "bpr"}, "publish": publish}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from trainer.spec import JobSpec, SpecError, parse_job
 
 JOB: dict[str, Any] = {
-    "name": "j", "dataset": {"name": "log"}, "model": {"kind": "bpr", "embedding_dim": 4}, "init_from": {"job": "p"},
+    "name": "j", "dataset": {"name": "log"}, "model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 4},
+    "init_from": {"job": "p"},
 }  # fmt: skip
 DYNAMIC = JOB | {"model": {"kind": "dnn", "embedding_dim": 4}, "init_from": None}
 

@@ -36,7 +36,7 @@ def test_every_version_is_read(document: dict[str, Any]) -> None:
 
 
 def test_what_was_left_out_has_its_default() -> None:
-    least = {name: JOB[name] for name in ("name", "dataset", "model")}
+    least = {name: JOB[name] for name in ("name", "dataset")} | {"model": {"kind": "dnn"}}
     job = parse_job(least)
     assert values(least) == {
         "dataset_name": "log", "labels": {}, "optimizer_kind": job.optimizer.kind, "parent_job": None,

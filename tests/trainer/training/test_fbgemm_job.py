@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 JOB = {
     "kernel": "fbgemm",
-    "model": {"kind": "bpr", "embedding_dim": 4},
+    "model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 4},
     "dense_optimizer": {"kind": "sgd"},
     "sse": {"item": {"probability": 0.05}},
 }

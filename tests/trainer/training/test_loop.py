@@ -376,7 +376,7 @@ def test_bpr_and_dnn_train_through_the_same_loop(make_run, small):
     for kind, optimizer in (("bpr", "adam_ar"), ("dnn", "adam")):
         run = make_run(
             kind,
-            model={"kind": kind, "embedding_dim": 4},
+            model={"kind": kind, "loss": "bce", "embedding_dim": 4},
             optimizer={"kind": optimizer, "learning_rate": 0.05},
         )
         data = prepare(run.dataset, run.job, run.data)
@@ -389,4 +389,4 @@ def test_bpr_and_dnn_train_through_the_same_loop(make_run, small):
 
 def test_bpr_from_zero_is_refused(make_run):
     with pytest.raises(ValueError, match="hash or normal"):
-        make_run(model={"kind": "bpr", "embedding_dim": 4, "init": {"kind": "zero"}})
+        make_run(model={"kind": "bpr", "loss": "bpr", "embedding_dim": 4, "init": {"kind": "zero"}})

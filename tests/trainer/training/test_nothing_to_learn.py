@@ -101,11 +101,11 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "two towers": {"model": {"kind": "two_tower", "hidden": [16]}},
     "two towers, in the batch": {"model": {"kind": "two_tower", "hidden": [16], "loss": "sampled_softmax"}},
-    "bpr": {"model": {"kind": "bpr"}},
-    "bpr by popularity": {"model": {"kind": "bpr", "negative_distribution": "popularity"}},
-    "bpr in the batch": {"model": {"kind": "bpr", "negative_distribution": "in_batch"}},
-    "sasrec": {"model": {"kind": "sasrec", "length": 10}, "label": {"positive": "every_row"}},
-    "gru4rec": {"model": {"kind": "gru4rec", "length": 10}, "label": {"positive": "every_row"}},
+    "bpr": {"model": {"kind": "bpr", "loss": "bpr"}},
+    "bpr by popularity": {"model": {"kind": "bpr", "loss": "bpr", "negative_distribution": "popularity"}},
+    "bpr in the batch": {"model": {"kind": "bpr", "loss": "bpr", "negative_distribution": "in_batch"}},
+    "sasrec": {"model": {"kind": "sasrec", "loss": "bce", "length": 10}, "label": {"positive": "every_row"}},
+    "gru4rec": {"model": {"kind": "gru4rec", "loss": "bce", "length": 10}, "label": {"positive": "every_row"}},
     "item2vec": {"model": {"kind": "item2vec"}, "label": {"positive": "every_row"}},
 }  # fmt: skip
 

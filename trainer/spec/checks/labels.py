@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.spec.evaluation import CALIBRATED, DEFAULT_METRICS, METRIC_PATTERN, POINTWISE, WATCHED_METRICS, is_table
-from trainer.spec.label_tasks import LabelTask, label_tasks, measured_numbers, of_label
+from trainer.spec.label_tasks import LabelTask, best_by, label_tasks, measured_numbers, of_label
 from trainer.spec.losses import LABEL_LOSSES, LOSSES, LossSettings, loss_of
 from trainer.spec.models.base import kinds_that
 from trainer.spec.problems import FieldProblem
@@ -101,8 +101,9 @@ def _stopping_problems(job: JobSpec, dataset: DatasetSpec, labels: list[str]) ->
     named = "one of rankings, such as recall_20_full," if of_rankings else "one"
     use = f"use one of {', '.join(numbers)}" if numbers else f"name {named} in evaluation.metrics"
     if stopping is None or stopping.metric is None:
-        watched = [of_label(name, labels[0] if labels else "") for name in WATCHED_METRICS]
-        if stopping is not None and not set(watched) & set(numbers):
+        label = labels[0] if labels else ""
+        if stopping is not None and best_by(numbers, label) is None:
+            watched = [of_label(name, label) for name in WATCHED_METRICS]
             what = "has a meaning if every row is a positive" if of_rankings else "is measured"
             yield FieldProblem(field, f"it is left out, and none of {', '.join(watched)} {what}", use)
         return

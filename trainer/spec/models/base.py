@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -118,6 +119,8 @@ class ModelSpec(Spec):
     normalised together), or ``own_rows``: only features with their own table, because rows enter scores unweighted."""
     counts_columns: ClassVar[str | None] = "its scores depend on the number of columns"
     """Reason why scores change if vectors get columns of zeros; None: they do not."""
+    job_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Settings of a job that names no ``model.loss``, for each place that it leaves out (:func:`with_defaults`)."""
     has_context: ClassVar[bool] = False
     """True if items are trained against other parameters than item vectors, such as users' rows."""
 
@@ -283,6 +286,40 @@ class ModelSpec(Spec):
 def kinds_that(trait: str) -> list[str]:
     """Return the kinds that have a trait, such as ``reads_vectors``."""
     return [kind for kind, spec in ModelSpec.registry.items() if getattr(spec, trait)]
+
+
+def with_defaults(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a job's document with the ``job_defaults`` of its kind of model, if it names no ``model.loss``.
+
+    What the document gives stands. A part with a ``kind`` of its own, such as an optimizer, gets no default of another
+    kind. Jobs over a stream or in one pass get none at all: the defaults take several epochs.
+    """
+    model, dataset = document.get("model"), document.get("dataset")
+    if not isinstance(model, Mapping) or "loss" in model:
+        return document
+    if isinstance(dataset, Mapping) and (dataset.get("one_pass") or dataset.get("follow")):
+        return document
+    kind = ModelSpec.registry.get(str(model.get("kind")))
+    if kind is None or not kind.job_defaults:
+        return document
+    merged = dict(_merged(kind.job_defaults, document))
+    evaluation = merged.get("evaluation")
+    split = evaluation.get("split") if isinstance(evaluation, Mapping) else None
+    watches_nothing = isinstance(split, Mapping) and split.get("validation") == 0
+    if watches_nothing and "early_stopping" not in (document.get("regularizers") or {}):
+        merged["regularizers"] = {**merged["regularizers"], "early_stopping": None}
+    return merged
+
+
+def _merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``given`` and, for what it leaves out, ``defaults``; both are nested."""
+    if "kind" in given and given["kind"] != defaults.get("kind", given["kind"]):
+        return given
+    merged = dict(defaults) | dict(given)
+    for name in defaults.keys() & given.keys():
+        if isinstance(defaults[name], Mapping) and isinstance(given[name], Mapping):
+            merged[name] = _merged(defaults[name], given[name])
+    return merged
 
 
 def kinds_with(field: str) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from trainer.spec.base import later
 from trainer.spec.losses import RetrievalSettings
@@ -52,6 +52,23 @@ class PartnerSpec(PairSpec, DrawingSpec, RetrievalSettings):
     draws_partner = True
 
     losses = ("bpr", "sampled_softmax", "gbce", "cosine_contrastive")
+    # Chosen on validation rows: docs/reports/published_tables.md.
+    job_defaults: ClassVar[Mapping[str, Any]] = {
+        "model": {
+            "embedding_dim": 64,
+            # Directions turn fast while rows are short, and more slowly as they grow.
+            "init": {"kind": "hash", "std": 0.001},
+            "loss": "sampled_softmax",
+            "share_negatives": True,
+            "normalize": True,
+            "temperature": 0.1,
+        },
+        "optimizer": {"kind": "adam", "learning_rate": 0.001, "moments": "dense"},
+        "regularizers": {"early_stopping": {"patience": 3}},
+        "epochs": 30,
+        "batch_size": 2048,
+        "evaluation": {"metrics": ("recall_20_full", "ndcg_20_full")},
+    }
 
     @property
     def shares(self) -> bool:

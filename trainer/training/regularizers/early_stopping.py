@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from trainer.spec.evaluation import METRIC_PATTERN, POINTWISE_METRICS, WATCHED_METRICS, is_lower_better
-from trainer.spec.label_tasks import of_label
+from trainer.spec.evaluation import is_lower_better
+from trainer.spec.label_tasks import best_by
 from trainer.spec.regularizers import EarlyStopping
 
 
@@ -29,14 +28,14 @@ def decide(stopping: EarlyStopping, history: Sequence[Mapping[str, Any]], label:
 
     Each entry of ``history`` has ``epoch``, ``split`` and metrics (name -> value), as trainer.training.loop writes it.
     An epoch is a new best if its metric is better than the best by more than ``min_delta``. If ``stopping`` names no
-    metric, it is the first of auc, rmse and logloss, else the first ranking metric, that the validation split has.
+    metric, it is the one of ``best_by`` (trainer.spec.label_tasks) that the validation split has.
     ``label``: name of the first of several labels, whose metric is watched then; "" if there is one label.
 
     Raises:
         ValueError: the validation split has no such metric.
     """
     epochs = [metrics for metrics in history if metrics["split"] == "validation"]
-    name = stopping.metric or _watched(epochs[0] if epochs else {}, label)
+    name = stopping.metric or best_by(epochs[0] if epochs else (), label)
     if name is None:
         return Decision(0, float("nan"), False, "")
     best_epoch, best, waited = 0, float("nan"), 0
@@ -51,9 +50,3 @@ def decide(stopping: EarlyStopping, history: Sequence[Mapping[str, Any]], label:
         else:
             waited += 1
     return Decision(best_epoch, best, waited >= stopping.patience, name)
-
-
-def _watched(metrics: Mapping[str, Any], label: str) -> str | None:
-    ranking = (name for name in metrics if name not in POINTWISE_METRICS and re.match(METRIC_PATTERN, name))
-    names = (*(of_label(name, label) for name in WATCHED_METRICS), *ranking)
-    return next((name for name in names if name in metrics), None)

@@ -92,7 +92,7 @@ def test_drawn_examples_follow_the_popularity_of_training(clicks, dataset_spec, 
 
 
 def prepared(kind, distribution, clicks, dataset_spec, job_spec, directory, **fields) -> PreparedData:
-    model = {"kind": kind, "negative_distribution": distribution}
+    model = {"kind": kind, "negative_distribution": distribution, "loss": "bce"}
     model |= {"length": 6} if kind == "sasrec" else {}
     table = clicks(2500, users=150, items=25)
     dataset = dataset_spec(table.set_column(2, "click", [np.ones(2500, np.int64)]), order="ts")
@@ -182,7 +182,7 @@ def test_what_has_no_meaning_is_refused():
     job = {"name": "j", "dataset": {"name": "d"}}
     for model, says in (
         ({"kind": "dnn", "negative_distribution": "popularity"}, "dnn has none"),
-        ({"kind": "bpr", "negative_power": 0.5}, "uniform has none"),
+        ({"kind": "bpr", "loss": "bpr", "negative_power": 0.5}, "uniform has none"),
         ({"kind": "sasrec", "loss": "sampled_softmax", "negative_distribution": "in_batch"}, "assumes uniform"),
         ({"kind": "gru4rec", "loss": "sampled_softmax", "negative_distribution": "popularity"}, "assumes uniform"),
     ):

@@ -55,7 +55,7 @@ def test_what_bpr_draws_from_does_not_depend_on_a_history_that_it_does_not_read(
 ):
     """Held-out items come into histories of later rows, and often bought ones into many of them."""
     table = clicks(900, users=40, items=700)
-    model = {"kind": "bpr", "negative_distribution": "popularity", "negative_power": 1.0}
+    model = {"kind": "bpr", "loss": "bpr", "negative_distribution": "popularity", "negative_power": 1.0}
     job = job_spec(model=model, evaluation={"split": {"kind": "random", "test": 0.3}, "metrics": ["recall_10_full"]})
     found = []
     for name, features in (("without", FEATURES), ("with", FEATURES | HISTORY)):

@@ -220,7 +220,7 @@ def test_users_who_had_every_item_are_left_out(clicks, dataset_spec, job_spec, r
 
 def test_bpr_draws_fresh_negatives_each_epoch(clicks, dataset_spec, job_spec, tmp_path):
     table = clicks(500, users=20, items=30)
-    data = prepare(dataset_spec(table), job_spec(model={"kind": "bpr"}), tmp_path / "data")
+    data = prepare(dataset_spec(table), job_spec(model={"kind": "bpr", "loss": "bpr"}), tmp_path / "data")
     assert [key.name for key in data.keys] == ["user", "item", "item__negative"]
     assert data.tables["item"].features == ("item", "item__negative")
     assert np.asarray(data.labels("train")).all()
@@ -256,7 +256,9 @@ def test_bpr_draws_fresh_negatives_each_epoch(clicks, dataset_spec, job_spec, tm
 def test_bpr_samples_draw_independently(clicks, dataset_spec, job_spec, tmp_path):
     """At one place of two batches, on two ranks or in two epochs: no more alike than by chance."""
     data = prepare(
-        dataset_spec(clicks(3000, items=2000)), job_spec(model={"kind": "bpr"}, batch_size=400), tmp_path / "d"
+        dataset_spec(clicks(3000, items=2000)),
+        job_spec(model={"kind": "bpr", "loss": "bpr"}, batch_size=400),
+        tmp_path / "d",
     )
 
     def drawn(epoch, step, rank=0, world_size=1):
@@ -276,7 +278,7 @@ def test_bpr_negatives_are_items_of_this_training(clicks, dataset_spec, job_spec
 
     data = prepare(
         dataset_spec(clicks(300)),
-        job_spec(model={"kind": "bpr"}),
+        job_spec(model={"kind": "bpr", "loss": "bpr"}),
         tmp_path / "data",
         base_vocabulary={"item": IdMap(pa.array(range(10_000, 10_500))), "user": IdMap(pa.array(range(3, 213, 7)))},
     )

@@ -93,8 +93,8 @@ def test_what_makes_other_data_is_prepared_anew(tmp_path, readings):
         (dataset, {"tables": {"item": {"capacity": 20}}}),
         (dataset.model_copy(update={"max_bad_rows": 0.4}), {}),
         (pairs, {"model": {"kind": "two_tower"}}),
-        (pairs, {"model": {"kind": "bpr"}}),
-        (pairs, {"model": {"kind": "sasrec"}}),
+        (pairs, {"model": {"kind": "bpr", "loss": "bpr"}}),
+        (pairs, {"model": {"kind": "sasrec", "loss": "bce"}}),
         (pairs, {"model": {"kind": "item2vec"}}),
         (pairs, {"model": {"kind": "dnn"}}),
     )

@@ -185,8 +185,8 @@ def test_what_evaluation_keeps_makes_other_data_and_nothing_else_does(tmp_path, 
     with_users = prepared(tmp_path, None, evaluation={"metrics": ["gauc"]}).fingerprint
     with_seen = prepared(tmp_path, None, evaluation=ranking).fingerprint
     assert len({plain, with_users, with_seen}) == 3
-    bpr = prepared(tmp_path, None, model={"kind": "bpr"}).fingerprint
-    assert prepared(tmp_path, None, model={"kind": "bpr"}, evaluation=ranking).fingerprint == bpr
+    bpr = prepared(tmp_path, None, model={"kind": "bpr", "loss": "bpr"}).fingerprint
+    assert prepared(tmp_path, None, model={"kind": "bpr", "loss": "bpr"}, evaluation=ranking).fingerprint == bpr
 
 
 def test_new_fields_leave_documents_as_they_were(tmp_path):

@@ -97,7 +97,8 @@ def test_the_truth_lies_beside_and_readers_of_the_log_pass_over_it(tmp_path):
     dataset = parse_dataset({"name": "news", "uri": str(tmp_path / "log"), "partition": "date",
                              "features": {"user": {"type": "id"}, "item": {"type": "id"}},
                              "label": {"column": "click"}})  # fmt: skip
-    job = parse_job({"name": "news", "dataset": {"name": "news"}, "model": {"kind": "bpr", "embedding_dim": 4},
+    model = {"kind": "bpr", "loss": "bpr", "embedding_dim": 4}
+    job = parse_job({"name": "news", "dataset": {"name": "news"}, "model": model,
                      "evaluation": {"split": {"kind": "random", "validation": 0.0, "test": 0.0}}})  # fmt: skip
     data = prepare(dataset, job, tmp_path / "prepared")
     clicked = np.concatenate([pq.read_table(path)["item"].to_numpy() for path in paths])

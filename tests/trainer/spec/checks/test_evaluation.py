@@ -67,14 +67,20 @@ def test_some_metrics_are_available_for_every_model(kind):
         ({"evaluation": {"metrics": ["auc", "recall_20_full"]}}, "dnn has no recall_20_full, because it cannot rank"),
         ({"evaluation": {"metrics": ["accuracy"]}}, "evaluation.metrics.0: no such metric: use one of auc"),
         ({"evaluation": {"metrics": ["recall_3_full"]}}, "evaluation.metrics: dnn has no recall_3_full"),
-        ({"model": {"kind": "bpr"}, "evaluation": {"metrics": ["ece"]}}, "bpr trained by bpr has no ece: use auc"),
+        (
+            {"model": {"kind": "bpr", "loss": "bpr"}, "evaluation": {"metrics": ["ece"]}},
+            "bpr trained by bpr has no ece: use auc",
+        ),
         (
             {"model": {"kind": "dnn", "loss": "mse"}, "evaluation": {"metrics": ["calibration"]}},
             "dnn trained by mse has no calibration: use auc, gauc, frequency_buckets, rmse, mae",
         ),
-        ({"model": {"kind": "sasrec"}, "evaluation": {"metrics": ["gauc"]}}, "sasrec ranks and has no gauc: use auc"),
         (
-            {"model": {"kind": "bpr"}, "evaluation": {"training": True}},
+            {"model": {"kind": "sasrec", "loss": "bce"}, "evaluation": {"metrics": ["gauc"]}},
+            "sasrec ranks and has no gauc: use auc",
+        ),
+        (
+            {"model": {"kind": "bpr", "loss": "bpr"}, "evaluation": {"training": True}},
             "evaluation.training: bpr trained by bpr has no label of its own for a training row",
         ),
         (
@@ -108,7 +114,10 @@ def test_some_metrics_are_available_for_every_model(kind):
             {"model": {"kind": "two_tower", "loss": "sampled_softmax"}, "sse": {"label": {"probability": 0.1}}},
             "sse.label: sampled_softmax has no class labels to flip",
         ),
-        ({"model": {"kind": "sasrec"}, "evaluation": {"intervals": {"by": "user"}}}, "intervals.by: sasrec has one"),
+        (
+            {"model": {"kind": "sasrec", "loss": "bce"}, "evaluation": {"intervals": {"by": "user"}}},
+            "intervals.by: sasrec has one",
+        ),
         ({"evaluation": {"split": {"kind": "column"}}}, "kind: column needs the name of a column"),
         ({"evaluation": {"split": {"column": "is_test"}}}, "kind: column needs the name of a column"),
         ({"evaluation": {"split": {"kind": "column", "column": "t", "test": 0.2}}}, "leave test out"),
@@ -148,8 +157,8 @@ MF = {"kind": "mf", "loss": "mse"}
             "model.loss: poisson needs counts or durations: use label: {value: COLUMN}, or loss bce",
         ),
         ({"model": {"kind": "dnn", "loss": "focal"}}, {"label": VALUE}, "model.loss: a real-valued label needs mse"),
-        ({"model": {"kind": "bpr"}}, {"label": VALUE}, "bpr cannot learn a real-valued label"),
-        ({"model": {"kind": "sasrec"}}, {"label": VALUE}, "sasrec cannot learn a real-valued label"),
+        ({"model": {"kind": "bpr", "loss": "bpr"}}, {"label": VALUE}, "bpr cannot learn a real-valued label"),
+        ({"model": {"kind": "sasrec", "loss": "bce"}}, {"label": VALUE}, "sasrec cannot learn a real-valued label"),
         ({"model": MF, "evaluation": {"metrics": ["auc"]}}, {"label": VALUE}, "label has no auc: use rmse and mae"),
         (
             {"model": MF, "evaluation": {"metrics": ["recall_20_full"]}}, {"label": VALUE},
@@ -199,7 +208,7 @@ PUBLISH = {"collection": "items", "feature": "item"}
         ({"slices": ["tags"]}, "name some of user, item, price"),
         ({"slices": ["user"], "publish": None}, "the job has no gate"),
         ({"slices": ["user"], "publish": PUBLISH | {"gate": {"mode": "off"}}}, "the job has no gate"),
-        ({"slices": ["price"], "model": {"kind": "bpr"}}, "name some of user, item"),
+        ({"slices": ["price"], "model": {"kind": "bpr", "loss": "bpr"}}, "name some of user, item"),
         ({"slices": ["user", "price"]}, None),
     ],
 )

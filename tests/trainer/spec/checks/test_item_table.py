@@ -92,7 +92,7 @@ def test_the_shared_table_of_a_feature_may_be_that_of_the_rows_or_of_another_fea
             "model.kind: dnn reads no item table, and dataset 'clicks' has one: use two_tower, or a dataset whose",
         ),
         (
-            {"model": {"kind": "sasrec", "embedding_dim": 4}},
+            {"model": {"kind": "sasrec", "loss": "bce", "embedding_dim": 4}},
             "model.kind: sasrec reads no item table",
         ),
         (

@@ -119,7 +119,7 @@ def test_datasets_that_contradict_themselves(changes, message):
             "frequency_buckets need a feature named 'item'",
         ),
         (
-            {"model": {"kind": "bpr"}}, {"labels": None, "label": {"column": "click"}, "weight": "w"},
+            {"model": {"kind": "bpr", "loss": "bpr"}}, {"labels": None, "label": {"column": "click"}, "weight": "w"},
             "model.kind: bpr trained by bpr does not weigh rows: leave weight of the dataset out",
         ),
         (
@@ -128,7 +128,8 @@ def test_datasets_that_contradict_themselves(changes, message):
             "two_tower trained by sampled_softmax does not weigh rows",
         ),
         (
-            {"model": {"kind": "sasrec"}}, {"labels": None, "label": {"column": "click"}, "order": "t", "weight": "w"},
+            {"model": {"kind": "sasrec", "loss": "bce"}},
+            {"labels": None, "label": {"column": "click"}, "order": "t", "weight": "w"},
             "sasrec trained by bce does not weigh rows",
         ),
     ],
@@ -249,7 +250,7 @@ def test_early_stopping_that_names_nothing_has_something_to_watch():
     [
         (None, None, "it is left out, and none of auc, rmse, logloss has a meaning if every row is a positive: name "
          "one of rankings, such as recall_20_full, in evaluation.metrics"),
-        (None, ["auc", "recall_20_full"], "is a positive: use one of recall_20_full"),
+        (None, ["auc", "recall_20_full"], None),
         ("logloss", ["logloss", "recall_20_full"], "logloss has no meaning if every row is a positive: use one of"),
         ("recall_20_full", ["auc", "recall_20_full"], None),
     ],
@@ -257,7 +258,9 @@ def test_early_stopping_that_names_nothing_has_something_to_watch():
 def test_where_every_row_is_a_positive_rankings_are_watched(metric, metrics, message):
     dataset = dataset_of(labels=None, label={"positive": "every_row"}, order="time")
     evaluation = {} if metrics is None else {"metrics": metrics}
-    job = job_of(model={"kind": "bpr"}, evaluation=evaluation, regularizers={"early_stopping": {"metric": metric}})
+    job = job_of(
+        model={"kind": "bpr", "loss": "bpr"}, evaluation=evaluation, regularizers={"early_stopping": {"metric": metric}}
+    )
     if message is not None:
         with pytest.raises(ValueError, match=re.escape(message)):
             job.against(dataset)
@@ -270,7 +273,11 @@ def test_where_every_row_is_a_positive_rankings_are_watched(metric, metrics, mes
 )
 def test_a_loss_of_labels_needs_both_classes(model):
     dataset = dataset_of(labels=None, label={"positive": "every_row"}, order="time")
-    for finds_negatives in ({"kind": "two_tower", "loss": "sampled_softmax"}, {"kind": "bpr"}, {"kind": "item2vec"}):
+    for finds_negatives in (
+        {"kind": "two_tower", "loss": "sampled_softmax"},
+        {"kind": "bpr", "loss": "bpr"},
+        {"kind": "item2vec"},
+    ):
         job_of(model=finds_negatives).against(dataset)
     with pytest.raises(ValueError, match=r"^label.positive: .* learns from labels of both classes, .*sampled_softmax$"):
         job_of(model=model).against(dataset)
@@ -298,9 +305,10 @@ def test_early_stopping_watches_calibrated_probabilities_of_a_job_that_has_them(
         ({"metrics": ["mae", "rmse"]}, {"kind": "mf", "loss": "mse"}, {"value": "rating"}, "mae"),
         ({"metrics": ["calibration", "ece", "auc"]}, {"kind": "dnn"}, {"column": "click"}, "ece"),
         ({"metrics": ["calibration"]}, {"kind": "dnn"}, {"column": "click"}, None),
-        ({"metrics": ["logloss", "auc"]}, {"kind": "sasrec"}, {"column": "click"}, "auc"),
+        ({"metrics": ["logloss", "auc"]}, {"kind": "sasrec", "loss": "bce"}, {"column": "click"}, "auc"),
+        ({}, {"kind": "sasrec"}, {"column": "click"}, "ndcg_10_full"),
     ],
 )
-def test_the_best_epoch_is_that_of_the_first_number_that_is_measured(evaluation, model, label, watched):
+def test_the_best_epoch_is_that_of_a_ranking_of_all_items_or_of_the_first_number(evaluation, model, label, watched):
     job, dataset = job_of(evaluation=evaluation, model=model), dataset_of(labels=None, label=label, order="time")
     assert watched_metric(job.against(dataset), dataset) == watched

@@ -28,7 +28,10 @@ def test_a_job_that_asks_for_none_dumps_as_before():
             "output_calibration: dnn trained by poisson gives no probabilities: use model.loss bce, or leave it out",
         ),
         ({"model": {"kind": "mf", "loss": "mse"}}, "output_calibration: mf trained by mse gives no probabilities"),
-        ({"model": {"kind": "sasrec"}}, "output_calibration: sasrec ranks items and gives no probabilities"),
+        (
+            {"model": {"kind": "sasrec", "loss": "bce"}},
+            "output_calibration: sasrec ranks items and gives no probabilities",
+        ),
         (
             {"evaluation": {"split": {"validation": 0.0}}},
             "output_calibration: platt is fitted on validation rows, and there is no validation split: set "

@@ -55,9 +55,18 @@ def test_losses_are_better_when_they_fall():
         decide(EarlyStopping(metric="ndcg_10"), values)
 
 
+def test_a_ranking_of_all_items_is_watched_before_an_auc():
+    epochs = [
+        {"epoch": epoch, "split": "validation", "auc": auc, "ndcg_10_full": ndcg}
+        for epoch, auc, ndcg in ((1, 0.9, 0.1), (2, 0.8, 0.2))
+    ]
+    assert decide(EarlyStopping(), epochs)[:2] == (2, 0.2)
+    assert decide(EarlyStopping(metric="auc"), epochs)[:2] == (1, 0.9)
+
+
 def test_a_job_that_publishes_keeps_its_best_epoch_by_default():
     def job(**changes: Any) -> Any:
-        document = {"name": "n", "dataset": {"name": "d"}, "model": {"kind": "bpr"}, "epochs": 5}
+        document = {"name": "n", "dataset": {"name": "d"}, "model": {"kind": "bpr", "loss": "bpr"}, "epochs": 5}
         return parse_job(document | {"publish": {"collection": "items", "feature": "item"}} | changes)
 
     assert job().early_stopping == EarlyStopping(patience=5)

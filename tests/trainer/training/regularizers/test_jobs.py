@@ -394,10 +394,15 @@ def test_tables_are_looked_up_once_however_many_masks(prepared, small):
 
 def test_dropout_of_factors_leaves_biases_alone(make_run, small):
     """BPR has no hidden layers: its vectors are dropped, the item's bias beside them is not."""
-    run = make_run("pairs", model={"kind": "bpr", "embedding_dim": 4}, optimizer={"kind": "adam"}, sse={})
+    run = make_run(
+        "pairs", model={"kind": "bpr", "loss": "bpr", "embedding_dim": 4}, optimizer={"kind": "adam"}, sse={}
+    )
     data = prepare(run.dataset, run.job, run.data)
     job = small.job(
-        model={"kind": "bpr", "embedding_dim": 4}, optimizer={"kind": "adam"}, sse={}, regularizers={"dropout": 0.5}
+        model={"kind": "bpr", "loss": "bpr", "embedding_dim": 4},
+        optimizer={"kind": "adam"},
+        sse={},
+        regularizers={"dropout": 0.5},
     )
     with single_rank_group():
         trainer = trainer_of(job, data)
@@ -462,16 +467,19 @@ def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
         (
             {
                 "regularizers": {"dropout": 0.1, "dropout_layers": "hidden"},
-                "model": {"kind": "bpr", "embedding_dim": 4},
+                "model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 4},
             },
             "no hidden layers here",
         ),
         (
-            {"regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2}}, "model": {"kind": "gru4rec"}, "sse": {}},
+            {
+                "regularizers": {"dropout": 0.1, "dropout_method": {"masks": 2}},
+                "model": {"kind": "gru4rec", "loss": "bce"}, "sse": {},
+            },
             "dropout_method: it is not available yet for gru4rec",
         ),
         ({"regularizers": {"dropout": 0.1}, "model": {"kind": "item2vec"}, "sse": {}}, "not available yet for"),
-        ({"regularizers": {"label_smoothing": 0.1}, "model": {"kind": "bpr"}}, "no class labels"),
+        ({"regularizers": {"label_smoothing": 0.1}, "model": {"kind": "bpr", "loss": "bpr"}}, "no class labels"),
         (
             {"regularizers": {"dropout": 0.1, "dropout_method": ALGORITHM_2}, "model": DNN | {"loss": "focal"}},
             "the second derivative of focal depends on the label",
@@ -483,7 +491,7 @@ def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
             "constant one",
         ),
         ({"regularizers": {"sam": {}}, "tables": {"item": {"dtype": "bfloat16"}}}, "use float32"),
-        ({"regularizers": {"sam": {"of": "dense"}}, "model": {"kind": "bpr"}}, "no dense parameters"),
+        ({"regularizers": {"sam": {"of": "dense"}}, "model": {"kind": "bpr", "loss": "bpr"}}, "no dense parameters"),
         ({"regularizers": {"sam": {"of": "dense"}}, "model": {"kind": "item2vec"}, "sse": {}}, "no dense parameters"),
         (
             {"dense_optimizer": {"weight_decay": 0.1}, "model": {"kind": "item2vec"}, "sse": {}},
@@ -504,7 +512,7 @@ def test_every_tower_has_its_hidden_layers_dropped(prepared, small, kind):
             "begins with the second epoch, which rows",
         ),
         ({"optimizer": {"kind": "adam", "decay": "by_epoch"}}, "optimizer.decay: adam has none"),
-        ({"dense_optimizer": {"weight_decay": 0.1}, "model": {"kind": "bpr"}}, "use regularizers.l2"),
+        ({"dense_optimizer": {"weight_decay": 0.1}, "model": {"kind": "bpr", "loss": "bpr"}}, "use regularizers.l2"),
     ],
 )  # fmt: skip
 def test_what_has_no_meaning_is_refused(small, changes, told):

@@ -1,0 +1,93 @@
+"""Defaults of a job that names a kind of model and no loss: what it leaves out comes from the kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.spec import parse_job
+from trainer.spec.models.registry import MODELS
+
+WITH_DEFAULTS = [kind for kind, spec in MODELS.items() if spec.job_defaults]
+
+
+def job_of(kind: str, model: dict[str, Any] | None = None, **changes: Any) -> Any:
+    document = {"name": "j", "dataset": {"name": "log"}, "model": {"kind": kind, **(model or {})}}
+    return parse_job(document | changes)
+
+
+@pytest.mark.parametrize("kind", WITH_DEFAULTS)
+def test_a_job_of_a_kind_alone_is_the_job_that_says_it_all(kind: str) -> None:
+    job, defaults = job_of(kind), MODELS[kind].job_defaults
+    said = {"name": "j", "dataset": {"name": "log"}, **defaults, "model": {"kind": kind, **defaults["model"]}}
+    assert job == parse_job(said)
+    assert job.epochs > 1
+    assert job.early_stopping is not None
+    assert job.model.loss == defaults["model"]["loss"]
+
+
+@pytest.mark.parametrize("kind", WITH_DEFAULTS)
+def test_a_job_that_was_written_again_is_the_same(kind: str) -> None:
+    plain = {"loss": MODELS[kind].losses[0]}
+    for job in (job_of(kind), job_of(kind, plain), job_of(kind, {"temperature": 1.0, "normalize": False})):
+        assert parse_job(job.model_dump(mode="json")) == job
+
+
+@pytest.mark.parametrize("kind", WITH_DEFAULTS)
+def test_a_job_that_names_a_loss_gets_none_of_them(kind: str) -> None:
+    job = job_of(kind, {"loss": "bce"})
+    assert (job.epochs, job.regularizers.early_stopping, job.model.normalize) == (1, None, False)
+    stored = parse_job({"name": "j", "dataset": {"name": "log"}, "model": {"kind": kind}}, stored=True)
+    assert (stored.model, stored.epochs, stored.regularizers) == (job.model, 1, job.regularizers)
+
+
+def test_what_a_job_gives_stands() -> None:
+    job = job_of(
+        "sasrec", {"temperature": 0.2}, epochs=3, optimizer={"kind": "adam_ar"}, regularizers={"dropout": 0.0},
+        dense_optimizer={"learning_rate": 0.5}, evaluation={"split": {"kind": "time"}},
+    )  # fmt: skip
+    assert (job.model.temperature, job.model.normalize, job.epochs) == (0.2, True, 3)
+    assert job.optimizer == parse_job({**DNN, "optimizer": {"kind": "adam_ar"}}).optimizer, "no default of adam"
+    assert (job.dense_optimizer.kind, job.dense_optimizer.learning_rate) == ("adam", 0.5)
+    assert (job.regularizers.dropout, job.regularizers.early_stopping is None) == (0.0, False)
+    assert job.evaluation.split.kind == "time"
+
+
+@pytest.mark.parametrize(("column", "kind"), [(2, "sasrec"), (3, "bpr")])
+def test_the_page_of_models_has_them(column: int, kind: str) -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/models.md").read_text("utf-8")
+    table = page.split("## Defaults of retrieval kinds")[1].split("## Published")[0]
+    cells = {row[1].strip(): row[column] for line in table.splitlines() if len(row := line.split("|")) > 3}
+    defaults, model = MODELS[kind].job_defaults, MODELS[kind].job_defaults["model"]
+
+    def short(number: float) -> str:
+        return f"{number:g}".removeprefix("0")
+
+    assert f"`embedding_dim` {model['embedding_dim']}" in cells["`model`"]
+    assert f"`temperature` {short(model['temperature'])}" in cells["`model`"]
+    assert (
+        f"`length` {model['length']}" in cells["`model`"] if "length" in model else "`length`" not in cells["`model`"]
+    )
+    assert model["loss"] in cells["loss"]
+    assert short(defaults["optimizer"]["learning_rate"]) in cells["`optimizer`"]
+    assert f"at most {defaults['epochs']}" in cells["`epochs`"]
+    assert f"patience {defaults['regularizers']['early_stopping']['patience']}" in cells["`epochs`"]
+    assert cells["`batch_size`, `dropout`"].strip().startswith(f"{defaults['batch_size']:,} ")
+    assert short(defaults["regularizers"].get("dropout", 0)) in cells["`batch_size`, `dropout`"]
+
+
+DNN = {"name": "j", "dataset": {"name": "log"}, "model": {"kind": "dnn"}}
+
+
+def test_without_validation_rows_nothing_is_watched() -> None:
+    split = {"kind": "time", "validation": 0.0}
+    job = job_of("bpr", evaluation={"split": split, "metrics": ["recall_20_full"]}, regularizers={"l2": 0.1})
+    assert job.regularizers.early_stopping is None
+    assert job_of("bpr", evaluation={"split": {"kind": "time"}}).regularizers.early_stopping is not None
+
+
+def test_a_job_in_one_pass_gets_none() -> None:
+    job = job_of("bpr", dataset={"name": "log", "one_pass": True}, optimizer={"kind": "sgd"})
+    assert (job.epochs, job.model.normalize) == (1, False)
