@@ -26,15 +26,15 @@ NUM_USERS, NUM_ITEMS = 60, 80
 PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "off"}, "users": {"feature": "user"}}
 SEQUENCES = ("sasrec", "gru4rec", "hstu")
 MODELS: dict[str, dict[str, Any]] = {
-    "bpr": {"kind": "bpr", "temperature": 0.5},
+    "bpr": {"kind": "bpr", "loss": "bpr", "temperature": 0.5},
     "normalized bpr": {"kind": "bpr", "normalize": True, "temperature": 0.2, "loss": "sampled_softmax"},
     "mf": {"kind": "mf", "loss": "mse"},
     "mf of products": {"kind": "mf", "biases": False},
     "two_tower": {"kind": "two_tower", "hidden": [8], "temperature": 0.7},
     "normalized two_tower": {"kind": "two_tower", "hidden": [8], "normalize": True, "loss": "sampled_softmax"},
-    "sasrec": {"kind": "sasrec", "length": 6, "blocks": 1, "temperature": 0.5},
+    "sasrec": {"kind": "sasrec", "loss": "bce", "length": 6, "blocks": 1, "temperature": 0.5},
     "normalized gru4rec": {"kind": "gru4rec", "length": 6, "normalize": True, "share_negatives": True},
-    "hstu": {"kind": "hstu", "length": 6, "blocks": 1},
+    "hstu": {"kind": "hstu", "loss": "bce", "length": 6, "blocks": 1},
 }
 
 
