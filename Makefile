@@ -20,7 +20,7 @@ SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 BENCHMARKS = ctr_peers $(filter-out __init__ hosts two_trees,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: help setup demo test test-fast test-long test-hosts test-containers check check-types check-tests check-imports check-files check-site check-audit docs pictures notebooks format serve bench soak gpu-check gpu-package images dist sbom lock clean
+.PHONY: help setup demo test test-fast test-long test-hosts test-containers check check-types check-tests check-imports check-files check-site check-audit docs pictures notebooks format serve bench soak chaos gpu-check gpu-package images dist sbom lock clean
 
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -103,6 +103,9 @@ gpu-package:  ## what gpu-check needs of the last commit, for a machine that has
 
 soak: setup  ## half an hour of kills under load; ends in what was seen (MINUTES, KILLS)
 	@$(BIN)/python -m tests.end_to_end.soak --minutes $(MINUTES) --kills $(KILLS)
+
+chaos: setup  ## half an hour in which PostgreSQL, Redis, object storage, services and runs fail in turn; one JSON line (MINUTES=2: a look)
+	@$(BIN)/python -m tests.end_to_end.chaos --minutes $(MINUTES)
 
 images:  ## build the images (KINDS="cpu cuda") with podman, buildah or docker; tells sizes and biggest parts
 	@deploy/images.sh

@@ -1,10 +1,10 @@
-"""Work of a refresh on a million vectors: their features, and alignment with the moving average.
+"""Work of a refresh on 200,000 vectors (``--full``: a million): features, and alignment with the moving average.
 
 - case ``64->128``: ``RandomFourierFeatures.transform`` on one core, in ``items_per_second``; the peer is the formula in
   plain NumPy over the same rows at once, ``numpy_blocks`` the same in blocks of 16,384 rows.
 - case ``fetch 1000``: the time that computing a view adds to a fetch: 1000 ids of the same version through the view,
   and without it (``added_ms``, the difference of the medians).
-- case ``align_ema 1M x 64``: ``seconds`` for the rotation of a candidate onto the served version, the rotated rows and
+- case ``align_ema N x 64``: ``seconds`` for the rotation of a candidate onto the served version, the rotated rows and
   their average with the served ones, by the functions of a refresh; the peer computes the formulas in float64, all
   rows at once. Its result is compared with ours.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.support.harness import MIN_ITERATIONS, interleave, line
+from benchmarks.support.harness import MIN_ITERATIONS, interleave, line, parse
 from embeddings.refresh.merge import plan
 from embeddings.refresh.procrustes import procrustes
 from embeddings.refresh.served_rows import ServedRows
@@ -140,12 +140,12 @@ def align_ema(num_rows: int, iterations: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=1_000_000)
+    parser.add_argument("--items", type=int, default=200_000)
     parser.add_argument(
         "--iterations", type=int, default=21, help="rounds of each case, at least 15; fetch has 200 at least"
     )
     parser.add_argument("--case", default="", help="only cases whose name contains this")
-    options = parser.parse_args()
+    options = parse(parser, items=1_000_000)
     if options.iterations < MIN_ITERATIONS:
         parser.error(f"a median of {options.iterations} is not reliable: take at least {MIN_ITERATIONS} iterations")
     torch.set_num_threads(1)

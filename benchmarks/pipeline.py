@@ -2,8 +2,7 @@
 
 A click log of 26 features of 500,000 ids each is written as Parquet, prepared (ids to rows of tables), read as shuffled
 batches, and trained on by ``trainer.launch.in_process``, as ``evenkeel train`` does: MLP 256-128, AdamAR with dense
-moments, batch
-2048. One JSON object per line, ``examples_per_second`` in each:
+moments, batch 2048. One JSON object per line, ``examples_per_second`` in each:
 
 ==============  =====================================================================================================
 case            what is timed
@@ -13,7 +12,6 @@ case            what is timed
 ``end_to_end``  training: the rate between progress events, with reading, without evaluation and checkpoints;
                 ``waited`` is the share of that time in which a step waited for its batch; ``whole`` counts every second
                 of the process's work, with preparation, evaluation and the last checkpoint; AUC is checked
-``peer``        the same batches and MLP on tables of plain torch or of TorchRec with FBGEMM, after most rows were used
 ``dense``       forward, loss and backward of the dense part alone, beside the same modules in plain torch, layer by
                 layer, in processor ms; ``gemm_share``: what its matrix products take alone, as a share of ours
 ==============  =====================================================================================================
@@ -27,12 +25,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import itertools
 import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,27 +38,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 
-from benchmarks.support import harness, peers
+from benchmarks.support import harness
 from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.launch.in_process import train
-from trainer.launch.on_host import leave, single_rank_group
+from trainer.launch.on_host import leave
 from trainer.launch.worker import quiet, steady_memory, use_threads
 from trainer.models.base import ModelInputs
 from trainer.models.registry import MODELS
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 from trainer.spec.models.registry import parse_model
-from trainer.training.dense_parameters import dense_optimizer
 
 DIM, BATCH_SIZE, HIDDEN = 16, 2048, (256, 128)
 EXPONENT = 1.05
 LOWEST_AUC = 0.6
 """Lowest accepted AUC: the planted weights give it within an epoch; a model that learned nothing stays below."""
-PEERS = ("torchrec_fbgemm_rowwise_adagrad", "torch_sparse_adam", "torch_dense_adam")
 
 
 # --- the training data -----------------------------------------------------------------------------------------------
@@ -142,116 +135,6 @@ def _time(event: dict[str, Any]) -> datetime:
     return datetime.fromisoformat(event["time"])
 
 
-# --- peers -----------------------------------------------------------------------------------------------------------
-
-
-class _Peer:
-    """The job's MLP over looked-up rows, written in plain torch.
-
-    TorchRec's tables use FBGEMM's kernel with fused rowwise Adagrad, as TorchRec's batched tables do on a CPU.
-    """
-
-    def __init__(self, kind: str, rows: list[int], job: JobSpec):
-        sizes = [len(rows) * DIM, *HIDDEN, 1]
-        layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(sizes):
-            layers += [nn.Linear(before, after), nn.ReLU()]
-        self.mlp = nn.Sequential(*layers[:-1])
-        rate = job.dense_optimizer.learning_rate
-        self.optimizers: list[Any] = [torch.optim.Adam(self.mlp.parameters(), lr=rate, fused=True)]
-        if kind.startswith("torchrec"):
-            tables = peers.fbgemm_tables(rows, DIM, EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.001)
-            self.lookup = lambda features: tables(features.values(), features.offsets())
-            return
-        bags = [nn.EmbeddingBag(n, DIM, mode="sum", sparse=kind == "torch_sparse_adam") for n in rows]
-        parameters = [bag.weight for bag in bags]
-        self.optimizers.append(
-            torch.optim.SparseAdam(parameters)
-            if kind == "torch_sparse_adam"
-            else torch.optim.Adam(parameters, fused=True)
-        )
-        self.lookup = lambda features: torch.cat(
-            [bag(features[name].values()[:, None]) for bag, name in zip(bags, features.keys(), strict=True)], dim=1
-        )
-
-    def step(self, batch: Any) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-        logits = self.mlp(self.lookup(batch.features))[:, 0]
-        nn.functional.binary_cross_entropy_with_logits(logits, batch.labels).backward()
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-
-def peer(kind: str, data: PreparedData, job: JobSpec, warm_steps: int, steps: int) -> float:
-    """Return examples per second over ``steps`` steps after ``warm_steps`` untimed ones.
-
-    The first steps touch most rows for the first time, which costs page faults; ours is not timed there either.
-    """
-    contestant = _Peer(kind, [data.tables[key.table].num_rows for key in data.keys], job)
-    with steady_memory(), contextlib.closing(data.train_batches(0)) as batches:
-        for _ in range(warm_steps):
-            contestant.step(next(batches))
-        count, start = 0, time.perf_counter()
-        for _ in range(steps):
-            batch = next(batches)
-            contestant.step(batch)
-            count += len(batch)
-        return count / (time.perf_counter() - start)
-
-
-# --- parts -----------------------------------------------------------------------------------------------------------
-
-
-def parts(data: PreparedData, job: JobSpec, threads: int, steps: int) -> Iterator[tuple[str, float, float]]:
-    """Yield (part, ms per step, processor ms per step): medians of the loop's own calls, on batches made before."""
-    from trainer.distributed.build import build, choose_alpha
-
-    use_threads(threads)
-    with single_rank_group():
-        sharded = build(job, data, alpha=choose_alpha(job, data.steps_per_epoch))
-        dense = dense_optimizer(job, sharded)
-        assert dense is not None
-        module: Any = sharded.module
-        sharded.train()
-        with contextlib.closing(data.train_batches(0)) as source:
-            ready = [next(source) for _ in range(steps)]
-        times: dict[str, list[list[float]]] = {}
-
-        @contextlib.contextmanager
-        def part(name: str) -> Iterator[None]:
-            start = time.perf_counter(), time.process_time()
-            yield
-            ends = time.perf_counter(), time.process_time()
-            times.setdefault(name, []).append([1e3 * (end - begin) for begin, end in zip(start, ends, strict=True)])
-
-        with steady_memory():
-            for k, batch in enumerate(ready, 1):
-                with part("whole"):
-                    for _, parameter in sharded.dense_parameters():
-                        parameter.grad = None
-                    sharded.set_context(k, 0, len(batch))
-                    with part("lookup"):
-                        blocks = module.embeddings(batch.features)
-                        values = blocks.values()
-                    leaf = values.detach().requires_grad_()
-                    with part("dense forward"):
-                        loss = _loss(module, leaf, batch)
-                    with part("dense backward"):
-                        loss.backward()
-                    with part("lookup backward"):
-                        values.backward(leaf.grad)
-                    with part("finite"):
-                        sharded.non_finite_tables()
-                        float(loss.detach())
-                    with part("dense optimizer"):
-                        dense.step()
-                    with part("table update"):
-                        sharded.step_tables(k)
-        for name, found in times.items():
-            yield name, *np.median(found[len(found) // 4 :], axis=0)
-
-
 # --- the dense part --------------------------------------------------------------------------------------------------
 
 
@@ -313,11 +196,6 @@ def dense_part(kind: str, num_features: int, iterations: int = 101) -> dict[str,
     )  # fmt: skip
 
 
-def _loss(module: Any, values: torch.Tensor, batch: Any) -> torch.Tensor:
-    logits = module.tower(values)[:, 0]
-    return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none").sum() / len(batch)
-
-
 def say(case: str, options: argparse.Namespace, **figures: Any) -> dict[str, Any]:
     return harness.say({
         "bench": "pipeline", "case": case, "threads": options.threads * options.workers, **figures,
@@ -349,15 +227,6 @@ def main(options: argparse.Namespace, folder: Path) -> int:
     if options.case in ("", "read"):
         rates = [read(data, min(options.steps, data.steps_per_epoch)) for _ in range(3)]
         say("read", options, examples_per_second=round(float(np.median(rates))))
-    if options.case in ("", "parts"):
-        for name, ms, cpu_ms in parts(data, job, options.threads, 60):
-            say("parts", options, part=name, ms=round(ms, 3), cpu_ms=round(cpu_ms, 3))
-    if options.case in ("", "peers"):
-        for kind in PEERS:
-            # Dense Adam touches all rows at every step.
-            some = min(200, data.steps_per_epoch // 2)
-            steps = (1, 4) if kind == "torch_dense_adam" else (some, some)
-            say("peer", options, peer=kind, examples_per_second=round(peer(kind, data, job, *steps)))
     if options.case in ("", "end_to_end"):
         begun = time.perf_counter()
         code = train(dataset, job, run_dir=run_dir, store=str(folder / "store"))
@@ -379,7 +248,7 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2, help="threads of each worker")
     parser.add_argument("--steps", type=int, default=400, help="steps of case read")
-    parser.add_argument("--case", default="", choices=["", "prepare", "read", "parts", "peers", "end_to_end", "dense"])
+    parser.add_argument("--case", default="", choices=["", "prepare", "read", "end_to_end", "dense"])
     parser.add_argument("--folder", type=Path, help="where the log and the run are kept (default: a temporary one)")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(arguments.threads))

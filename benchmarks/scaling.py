@@ -1,8 +1,8 @@
 """Time of a whole step: its growth with the table, and the speed-up by a second rank.
 
-Case ``rows``: lookup, backward and step of AdamAR (dense moments) on one table of 10 million rows and on one of 1
-million, dim 64, with the same number of ids: the table's size then matters only through caches and page tables. Rows
-have state as if they had been trained. Needs 9 GB.
+Case ``rows``: lookup, backward and step of AdamAR (dense moments) on a table of 3 million rows (``--full``: 10 million,
+which needs 9 GB) and on one of 1 million, dim 64, with the same number of ids: the table's size then matters only
+through caches and page tables. Rows have state as if they had been trained.
 
 Case ``ranks``: a whole step (distribution, lookup, MLP, backward, all-reduce, update) of 2 ranks with one thread each,
 and of 1 rank with one thread, on the same batches, without Ray; making the batches is not timed. Both setups stay alive
@@ -25,7 +25,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from benchmarks.sse import HIDDEN, Batch, Training, batches, rank_process
-from benchmarks.support.harness import Workload, interleave, line
+from benchmarks.support.harness import Workload, interleave, line, parse
 from embeddings import EmbeddingTables, TableConfig
 from embeddings.optim import AdamAR
 
@@ -205,10 +205,10 @@ def ranks(workload: Workload, plan: str, iterations: int) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=31)
-    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2], help="numbers of threads of case rows")
+    parser.add_argument("--threads", type=int, nargs="*", default=[1], help="numbers of threads of case rows")
     parser.add_argument("--case", default="", choices=["", "rows", "ranks"])
-    parser.add_argument("--many", type=int, default=MANY, help="rows of the large table")
-    options = parser.parse_args()
+    parser.add_argument("--many", type=int, default=3_000_000, help="rows of the large table")
+    options = parse(parser, threads=[1, 2], many=MANY)
     if options.case != "rows":
         for plan_ in PLANS:
             ranks(Workload("zipf", NUM_FEATURES, 200_000, DIM, BATCH_SIZE), plan_, options.iterations)

@@ -186,4 +186,4 @@ def against_sparse_adam(workload: Workload, draw: Any, grad: torch.Tensor, itera
 
 
 if __name__ == "__main__":
-    main(run, __doc__ or "", "zipf T8 N200000 D64")
+    main(run, __doc__ or "")

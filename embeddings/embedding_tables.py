@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -425,4 +426,4 @@ def _is_finite(values: torch.Tensor) -> bool:
     A sum takes one pass without a temporary, and is finite only if all its terms are. Finite terms can overflow when
     summed, so if the sum is not finite, each value is checked.
     """
-    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())

@@ -33,14 +33,14 @@ from service.core import errors, logs, modes, tenants
 from service.core.database import Database, UrlError
 from service.core.inline_io import InlineIO, is_local
 from service.core.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
-from service.core.task_health import TaskHealth
+from service.core.task_health import TaskHealth, repeat
 from service.core.text_validation import refuse_odd_text
 from service.features.neighbors import Neighbors
 from service.features.store_health import StoreHealth
 from service.identity import audit, keys
 from service.identity.audit import Audit
 from service.identity.auth import AWAY, Authenticator
-from service.jobs.executors.base import Executor
+from service.jobs.executors.base import Executor, ExecutorUnavailable
 from service.jobs.executors.registry import executor_of
 from service.jobs.runner import Runner
 from service.ops import collectors, metrics, otlp_metrics, retention, workers
@@ -52,6 +52,9 @@ log = logging.getLogger("evenkeel")
 
 PATIENCE_SECONDS = 10.0
 """Longest wait for the database at the start in the role ``vectors``, which can serve without a database."""
+
+PING_SECONDS = 10.0
+"""Time between two checks that the cluster of the runs answers."""
 
 SWITCH_SECONDS = 0.0005
 
@@ -94,10 +97,14 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     app.state.first_key = None
     app.state.task_health = ()
     app.state.executor = executor
+    app.state.methods = {}
     errors.install(app)
     middleware.install(app, settings)
     for name in routes.for_role(settings.role):
-        app.include_router(importlib.import_module(f"service.api.routes.{name}").router)
+        router = importlib.import_module(f"service.api.routes.{name}").router
+        app.include_router(router)
+        for route in router.routes:
+            app.state.methods.setdefault(route.path, []).extend(sorted(route.methods))
     app.openapi = lambda: openapi.document_of(app)  # type: ignore[method-assign]
     return app
 
@@ -158,7 +165,7 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
             state.metrics.webhooks.labels(outcome)  # start at 0: Prometheus misses an increase from nothing to 1
         state.task_health = healths = tuple(
             TaskHealth(name, on_error=errors_of.labels(name).inc)
-            for name in ("runner", "scheduler", "webhooks", "retention")
+            for name in ("runner", "scheduler", "webhooks", "retention", "executor")
         )
         rounds = [
             runner.run(healths[0]),
@@ -167,6 +174,7 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
                 state.database, state.settings, healths[2], lambda outcome: state.metrics.webhooks.labels(outcome).inc()
             ),
             retention.run(state.database, state.settings, state.store, healths[3]),
+            repeat(functools.partial(_reach, executor), PING_SECONDS, healths[4]),
         ]
         tasks = [asyncio.create_task(round_) for round_ in rounds]
         if executor is not state.executor:
@@ -183,6 +191,17 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
         if executor is not None and executor is not state.executor:
             await asyncio.to_thread(executor.close)  # waits for a run that is just being started
+
+
+class ClusterAway(Exception):
+    """Error for /readyz, which anyone may read: the cluster's address is only in its cause, for the log."""
+
+
+async def _reach(executor: Executor) -> None:
+    try:
+        await asyncio.to_thread(executor.ping)
+    except (ExecutorUnavailable, errors.Problem) as error:
+        raise ClusterAway("the cluster of the runs cannot be used; see the service's log") from error
 
 
 async def _metrics(state: State) -> list[Metric]:

@@ -4,13 +4,13 @@
 ``python -m benchmarks.ctr_peers auc [--out lines.jsonl]`` and ``python -m benchmarks.ctr_peers speed``. Same rows,
 vocabularies, split, dimension, tower, batch size and epochs for all; ours is a job of ``trainer.launch.in_process``, as
 ``evenkeel train`` runs it, with AdamAR and its whole state, and for ``auc`` also with the peers' optimizers, Adam and
-rowwise Adagrad. The files of the peers (deepctr, torchrec) describe how each is run.
+rowwise Adagrad. The files of the peers (deepctr, torchrec) describe how each is run, and speed how steps are timed.
 
 ``auc``: each library's learning rate is chosen on the *validation* split with seed 0, by hill climbing on a grid of
 half decades from the middle until both neighbours are worse; then seeds 0 .. N-1, each at its own best validation
-epoch, and the test AUC of that epoch. Seeds have their own order and initial values, and one split. ``speed``: tables
-of 500,000 rows; examples a second while training, after a warm-up, of the libraries in turns, each in its own process.
-One JSON line for each training, a table, and the goals as PASS or FAIL; exit code 1 if one fails.
+epoch, and the test AUC of that epoch. Seeds have their own order and initial values, and one split. ``speed``: steps
+of ours with three optimizers and of TorchRec in one process, on the same batches in turn. Needs 9 GB of memory.
+One JSON line for each training or contestant, a table, and the goals as PASS or FAIL; exit code 1 if one fails.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ from pathlib import Path
 from benchmarks.ctr_peers.auc import auc_table, auc_verdicts, compare_auc
 from benchmarks.ctr_peers.speed import compare_speed, speed_table, speed_verdicts
 from benchmarks.ctr_peers.tasks import MODELS, quality_tasks, quick_task, speed_task
-from benchmarks.ctr_peers.training import (
-    DEEPCTR,
-    LIBRARIES,
-    Line,
-    Place,
-)
+from benchmarks.ctr_peers.training import DEEPCTR, LIBRARIES, Line, Place
 from benchmarks.support.harness import Condition, cpu, parse, versions
 from trainer.launch.on_host import leave
 
@@ -53,21 +48,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("what", nargs="?", default="quick", choices=["all", "auc", "speed", "quick"])
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets, for auc")
     parser.add_argument("--tasks", default="amazon_sports,ml1m", help="data sets of auc")
-    parser.add_argument("--libraries", default=",".join(installed()))
+    parser.add_argument("--libraries", default=",".join(installed()), help="libraries of auc")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of speed")
-    parser.add_argument("--rows", type=int, default=1_500_000, help="rows of speed")
+    parser.add_argument("--seeds", type=int, default=1, help="seeds of auc")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], help="threads, for auc the first")
+    parser.add_argument("--dims", type=int, nargs="+", default=[16], help="dimensions of speed")
     parser.add_argument("--features", type=int, default=26, help="features of speed")
-    parser.add_argument("--ids", type=int, default=500_000, help="ids of each feature of speed")
+    parser.add_argument("--ids", type=int, default=500_000, help="ids of each feature of speed at dimension 16")
     parser.add_argument("--batch-size", type=int, default=2048, help="batch size of speed")
-    parser.add_argument("--steps", default="deepctr_torch=8,torchrec=200", help="timed steps of peers, for speed")
+    parser.add_argument("--iterations", type=int, default=31, help="timed steps of each contestant of speed")
     parser.add_argument("--folder", type=Path, help="where rows are kept (default: a temporary folder)")
     parser.add_argument("--out", type=Path, help="file of JSON lines: added to, and trainings in it are not made again")
-    options = parse(parser, arguments, what="all", seeds=3)
+    options = parse(parser, arguments, what="all", seeds=3, dims=[16, 64], threads=[1, 2])
     libraries, models = options.libraries.split(","), options.models.split(",")
-    common = {"bench": "ctr_peers", "threads": options.threads, "versions": _versions(), "cpu": cpu()}
+    common = {"bench": "ctr_peers", "threads": options.threads[0], "versions": _versions(), "cpu": cpu()}
 
     def tell(line: Line) -> None:
         text = json.dumps(common | line)
@@ -77,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file.write(text + "\n")
 
     with tempfile.TemporaryDirectory(prefix="evenkeel-ctr-") as temporary:
-        place = Place(options.folder or Path(temporary), tell, options.threads)
+        place = Place(options.folder or Path(temporary), tell, options.threads[0])
         place.folder.mkdir(parents=True, exist_ok=True)
         verdicts: list[Condition] = []
         if options.what != "speed":
@@ -92,9 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"\n{auc_table(lines)}\n")
             verdicts += auc_verdicts(lines)
         if options.what in ("all", "speed"):
-            steps = {name: int(number) for name, number in (one.split("=") for one in options.steps.split(","))}
-            task = speed_task(place.folder, options.rows, options.features, options.ids, options.batch_size)
-            lines = list(compare_speed(task, libraries, models, options.rounds, steps, place))
+            compared = [
+                # Tables take the same memory at every dimension.
+                speed_task(place.folder, options.features, 16 * options.ids // dim, dim, options.batch_size)
+                for dim in options.dims
+            ]
+            lines = list(compare_speed(compared, models, options.threads, options.iterations, place))
             print(f"\n{speed_table(lines)}\n")
             verdicts += speed_verdicts(lines)
         for verdict in verdicts:

@@ -1,92 +1,219 @@
-"""Comparison of the libraries' examples a second, each in its own process, in turns; the table and the conditions."""
+"""Steps of ours and of TorchRec in one process, on the same batches in turn: whole, by parts, as ratios.
+
+Ours are trainers of jobs: the time is that of their ``train_step``, which the loop calls. TorchRec has rowwise Adagrad,
+which is compared first: FBGEMM has no Adam on CPUs. The dense modules are ours in both. Batches are made before, and
+given to all once untimed, so that the rows that are timed were touched. A ratio is the median over batches of ours /
+TorchRec's time of the same batch, below 1 if ours is faster. If other work shares the machine, take that of the
+processor times.
+"""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+import gc
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
+from torchrec.distributed import DistributedModelParallel
 
-from benchmarks.ctr_peers import ours
+from benchmarks.ctr_peers import torchrec
 from benchmarks.ctr_peers.tasks import Task
-from benchmarks.ctr_peers.training import (
-    DEEPCTR,
-    MIDDLE,
-    OURS,
-    PEERS,
-    SAME_OPTIMIZER,
-    TORCHREC,
-    Line,
-    Place,
-    prepared,
-    request,
-)
-from benchmarks.support.harness import Condition
+from benchmarks.ctr_peers.training import MIDDLE, OURS, TORCHREC, Line, Place, prepared
+from benchmarks.support.harness import Condition, interleave
+from trainer.data.batches.batch import Batch
+from trainer.data.batches.prepared import PreparedData
+from trainer.distributed.build import build, choose_alpha
+from trainer.launch.on_host import single_rank_group
+from trainer.launch.worker import quiet, steady_memory, use_threads
 from trainer.report_pages.section import table_of
+from trainer.spec import JobSpec
+from trainer.training.dense_parameters import dense_optimizer
+from trainer.training.loop import Trainer
 
-BARS = {DEEPCTR: 5.0, TORCHREC: 0.5}
-"""Our lowest accepted examples per second, as a multiple of each peer's."""
+EQUAL = "ours, rowwise Adagrad"
+PEER = "TorchRec, rowwise Adagrad"
+OWN = {EQUAL: ("rowwise_adagrad", ""), "ours, Adam, lazy moments": ("adam", "lazy"),
+       "ours, AdamAR, dense moments": ("adam_ar", "dense")}  # fmt: skip
+"""Optimizer and moments of our contestants."""
+PARTS = ("lookup", "dense forward", "dense backward", "tables", "finite", "dense optimizer", "rest")
+"""Parts of a step. ``tables``: the lookup's backward and the update of rows, which TorchRec does in one."""
+LARGEST_RATIO = 1.0
+"""Largest accepted ratio of processor times with the same optimizer."""
+
+
+class Laps:
+    """Seconds of the parts of steps, of the wall and of the process: a lap is the time since the one before."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, np.ndarray]] = []
+        self._last = np.zeros(2)
+
+    def begin(self) -> None:
+        self.steps.append({part: np.zeros(2) for part in PARTS})
+        self._last = _now()
+
+    def __call__(self, part: str) -> None:
+        now = _now()
+        self.steps[-1][part] += now - self._last
+        self._last = now
+
+    def around(self, owner: Any, method: str, before: str, within: str) -> None:
+        """Count the time up to a call of ``owner``'s method for ``before``, and that of the call for ``within``."""
+        call = getattr(owner, method)
+
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            self(before)
+            found = call(*arguments, **keywords)
+            self(within)
+            return found
+
+        setattr(owner, method, timed)
+
+    def around_lookup(self, embeddings: torch.nn.Module) -> None:
+        def ended(_module: Any, _arguments: Any, pooled: Any) -> None:
+            rows = pooled.values()  # waits for TorchRec's
+            self("lookup")
+            rows.register_hook(lambda _gradient: self("dense backward"))
+
+        embeddings.register_forward_pre_hook(lambda _module, _arguments: self("rest"))
+        embeddings.register_forward_hook(ended)
+
+
+def _now() -> np.ndarray:
+    return np.array((time.perf_counter(), time.process_time()))
+
+
+class Ours:
+    """A job's trainer, and the laps between the calls of its ``train_step``."""
+
+    def __init__(self, job: JobSpec, data: PreparedData):
+        sharded = build(job, data, alpha=choose_alpha(job, data.steps_per_epoch))
+        optimizer = dense_optimizer(job, sharded)
+        sharded.train()
+        self.trainer = Trainer(job, data, sharded, optimizer)
+        self.laps, self.losses = Laps(), list[float]()
+        tables: Any = sharded.module.embeddings
+        self.rows: dict[str, torch.Tensor] = {p.name: p.tables.weight(p.name) for p in tables.local_pieces()}
+        self.laps.around_lookup(tables)
+        self.laps.around(self.trainer, "objective", "rest", "dense forward")
+        self.laps.around(sharded, "all_reduce_gradients", "tables", "rest")
+        self.laps.around(optimizer, "step", "finite", "dense optimizer")
+        self.laps.around(sharded, "step_tables", "rest", "tables")
+
+    def step(self, batch: Batch) -> None:
+        before = self.trainer.position.loss_sum
+        self.laps.begin()
+        self.trainer.train_step((batch,))
+        self.laps("rest")
+        self.losses.append((self.trainer.position.loss_sum - before) / len(batch))
+
+
+class TorchRec:
+    """A plain loop over TorchRec's model (torchrec.py), whose tables start from ``rows``."""
+
+    def __init__(self, model: DistributedModelParallel, rows: Mapping[str, torch.Tensor]):
+        self.model = model
+        self.rows = torchrec.rows(self.model)
+        for name, values in rows.items():
+            with torch.no_grad():
+                self.rows[name].zero_()[:, : values.shape[1]] = values
+        self.optimizer = torchrec.dense_optimizer(self.model)
+        self.model.train()
+        self.laps, self.losses = Laps(), list[float]()
+        self.laps.around_lookup(self.model.module.embeddings)
+
+    def step(self, batch: Batch) -> None:
+        self.laps.begin()
+        loss = torchrec.step(self.model, self.optimizer, batch, self.laps)
+        self.losses.append(float(loss))
+
+
+def contestants(task: Task, model: str, place: Place, data: PreparedData) -> dict[str, Ours | TorchRec]:
+    """Return contestants by name; with the same optimizer they start from the same values."""
+    found: dict[str, Ours | TorchRec] = {}
+    for name, (optimizer, moments) in OWN.items():
+        rate = MIDDLE[TORCHREC if name == EQUAL else OURS]
+        found[name] = Ours(task.job(model, 0, rate, place.threads, optimizer, moments), data)
+    peer = torchrec.built(task, model, 0, MIDDLE[TORCHREC], data)
+    return found | {PEER: TorchRec(peer, found[EQUAL].rows)}
 
 
 def compare_speed(
-    task: Task, libraries: Sequence[str], models: Sequence[str], rounds: int, steps: dict[str, int], place: Place
+    tasks: Sequence[Task], models: Sequence[str], threads: Sequence[int], iterations: int, place: Place
 ) -> Iterator[Line]:
-    """Yield a line for each library, variant and model in each round."""
-    for _ in range(rounds):
-        for model in models:
-            for library in (name for name in libraries if name not in SAME_OPTIMIZER):
-                for variant in ("",) if library == OURS else PEERS[library].VARIANTS:
-                    fields = {"case": "speed", "task": task.name, "library": library, "variant": variant}
-                    found = fields | {"model": model, "examples_per_second": round(
-                        _own_process(task, library, variant, model, steps, place))}  # fmt: skip
-                    place.tell(found)
-                    yield found
+    """Yield a line for each contestant on each task with each model and number of threads."""
+    quiet()
+    for task, model in itertools.product(tasks, models):
+        data = PreparedData.open(prepared(task, 0, place))
+        for line in _compared(task, model, threads, iterations, place, data):
+            place.tell(line)
+            yield line
+        # The methods that laps are around hold tables in circles.
+        gc.collect()
 
 
-def _own_process(task: Task, library: str, variant: str, model: str, steps: dict[str, int], place: Place) -> float:
-    if library == OURS:
-        job = task.job(model, 0, MIDDLE[OURS], place.threads)
-        module, asked = ours, ours.specs_to_json(task.dataset, job, place.folder, prepared(task, 0, place))
-    else:
-        warm = 0 if library == DEEPCTR else steps[library] // 4
-        more = {"variant": variant, "warm_steps": warm, "timed_steps": steps[library]}
-        module, asked = PEERS[library], request(task, model, 0, MIDDLE[library], place, **more).to_json()
-    done = subprocess.run([sys.executable, "-m", module.__name__, asked], stdout=subprocess.PIPE, text=True, check=True)
-    return float(json.loads(done.stdout.splitlines()[-1])["examples_per_second"])
+def _compared(
+    task: Task, model: str, threads: Sequence[int], iterations: int, place: Place, data: PreparedData
+) -> Iterator[Line]:
+    with single_rank_group():
+        of_all = contestants(task, model, place, data)
+        batches = list(itertools.islice(data.train_batches(0), iterations))
+        steps: list[Callable[[Any], None]] = [one.step for one in of_all.values()]
+        fields = {"case": "speed", "model": model, "dim": task.dim, "iterations": iterations}
+        fields["rows"] = max(table.num_rows for table in data.tables.values())
+        with steady_memory():
+            for number in threads:
+                use_threads(number)
+                each = partial(next, itertools.cycle(batches))
+                interleave(each, *steps, iterations=iterations, warm_up=len(batches))
+                yield from _lines(fields | {"threads": number}, of_all, iterations)
+
+
+def _lines(fields: Line, of_all: Mapping[str, Ours | TorchRec], iterations: int) -> Iterator[Line]:
+    parts = {
+        name: 1e3 * np.array([[step[part] for part in PARTS] for step in one.laps.steps[-iterations:]])
+        for name, one in of_all.items()
+    }  # [iterations, parts, 2]
+    whole = {name: times.sum(1) for name, times in parts.items()}
+    for name, one in of_all.items():
+        line = fields | {"contestant": name, "loss": round(float(np.mean(one.losses[-iterations:])), 6)}
+        for clock, prefix in enumerate(("", "cpu_")):
+            ratios = np.percentile((whole[name] / whole[PEER])[:, clock], [50, 25, 75])
+            of_parts = np.median(parts[name][:, :, clock], axis=0).round(3).tolist()
+            line |= {f"{prefix}ms": round(float(np.median(whole[name][:, clock])), 3),
+                     f"{prefix}ratio": ratios.round(3).tolist(),
+                     f"{prefix}parts": dict(zip(PARTS, of_parts, strict=True))}  # fmt: skip
+        yield line
 
 
 def speed_verdicts(lines: Sequence[Line]) -> list[Condition]:
-    """Compare ours with the fastest variant of each peer, by medians over rounds."""
+    """Compare ours with TorchRec where both have the same optimizer, by processor time."""
     found = []
-    for model in dict.fromkeys(line["model"] for line in lines):
-        rates = speeds(lines, model)
-        for peer, bar in BARS.items():
-            variants = {variant: rate for (library, variant), rate in rates.items() if library == peer}
-            if not variants or (OURS, "") not in rates:
-                continue
-            fastest = max(variants, key=lambda name: variants[name])
-            times = rates[OURS, ""] / variants[fastest]
-            what = f"{model}: examples/s of {peer} ({fastest}), at least {bar:g} times"
-            found.append(Condition(what, times >= bar, f"{times:.2f}"))
+    for line in lines:
+        if line["contestant"] == EQUAL:
+            ratio, low, high = line["cpu_ratio"]
+            what = f"{_case(line)}: processor time / TorchRec's, rowwise Adagrad in both, at most {LARGEST_RATIO:g}"
+            found.append(Condition(what, ratio <= LARGEST_RATIO, f"{ratio:.2f} ({low:.2f} to {high:.2f})"))
     return found
 
 
-def speeds(lines: Sequence[Line], model: str) -> dict[tuple[str, str], float]:
-    """Return the median examples a second by library and variant."""
-    by_variant: dict[tuple[str, str], list[float]] = {}
-    for line in lines:
-        if line["model"] == model:
-            by_variant.setdefault((line["library"], line["variant"]), []).append(line["examples_per_second"])
-    return {name: float(np.median(rates)) for name, rates in by_variant.items()}
-
-
 def speed_table(lines: Sequence[Line]) -> str:
-    models = list(dict.fromkeys(line["model"] for line in lines))
+    """Return medians of steps in ms, ratios with their quartiles, and the parts in processor ms."""
     rows = []
-    columns = {model: speeds(lines, model) for model in models}
-    for name in dict.fromkeys((line["library"], line["variant"]) for line in lines):
-        cells = [f"{columns[model][name]:,.0f}" if name in columns[model] else "" for model in models]
-        rows.append((" ".join(filter(None, name)), *cells))
-    return table_of(("examples/s", *models), rows)
+    for line in lines:
+        ratio, low, high = map(_short, line["cpu_ratio"])
+        cells = [_short(line["ms"]), _short(line["cpu_ms"]), _short(line["ratio"][0]), f"{ratio} ({low} to {high})"]
+        rows.append((_case(line), line["contestant"], *cells, *map(_short, line["cpu_parts"].values())))
+    return table_of(("", "", "ms", "processor ms", "ratio", "of processor ms", *PARTS), rows)
+
+
+def _case(line: Line) -> str:
+    return f"{line['model']} {line['dim']}, {line['threads']} thread{'s' * (line['threads'] > 1)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".removeprefix("0")

@@ -1,4 +1,4 @@
-"""Tasks on which CTR libraries are compared: rows, models, and the request of one training.
+"""Tasks on which CTR libraries are compared: rows and models.
 
 Every library gets the rows as :func:`trainer.data.prepare.preparation.prepare` coded and split them: the same
 vocabularies (row 0 of a table is padding, row 1 the unknown id), the same training, validation and test rows.
@@ -6,14 +6,11 @@ vocabularies (row 0 of a table is padding, row 1 the unknown id), the same train
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.papers.data import documents
 from benchmarks.papers.data.quick_data import write_quick_data
@@ -43,9 +40,10 @@ class Task:
     hidden: tuple[int, ...] = (128, 64)
 
     def job(
-        self, model: str, seed: int, learning_rate: float, threads: int, optimizer: str = "adam_ar"
+        self, model: str, seed: int, learning_rate: float, threads: int, optimizer: str = "adam_ar",
+        moments: str = "dense",
     ) -> JobSpec:  # fmt: skip
-        """Return our job: a row optimizer with its whole state on the tables, Adam on the rest.
+        """Return our job: a row optimizer on the tables, Adam on the rest. ``moments``: those of Adam and AdamAR.
 
         AdamAR has the default alpha. Adam has the tables' learning rate, or DENSE_LEARNING_RATE if the tables have
         rowwise Adagrad.
@@ -53,7 +51,7 @@ class Task:
         is_adam = optimizer != "rowwise_adagrad"
         dense_rate = learning_rate if is_adam else DENSE_LEARNING_RATE
         structure = {"structure": "parallel", "cross_layers": CROSS_LAYERS} if model == "dcnv2" else {}
-        rows = {"kind": optimizer, "learning_rate": learning_rate, **({"moments": "dense"} if is_adam else {})}
+        rows = {"kind": optimizer, "learning_rate": learning_rate, **({"moments": moments} if is_adam else {})}
         return documents.job(
             f"{self.name} {model}",
             self.dataset,
@@ -85,54 +83,17 @@ def quick_task(folder: Path) -> Task:
     return Task("quick", documents.click_log(folder), 256, 2, documents.RANDOM, dim=8, hidden=(32,))
 
 
-def speed_task(folder: Path, num_rows: int, num_features: int, num_ids: int, batch_size: int) -> Task:
+def speed_task(folder: Path, num_features: int, num_ids: int, dim: int, batch_size: int) -> Task:
     """Return a task of ``num_features`` tables of ``num_ids`` ids, every one of which occurs.
 
     Half of the ids are Zipf.
     """
-    path = folder / "log.parquet"
+    path = folder / f"log-{num_ids}.parquet"
     if not path.exists():
-        write_log(path, num_rows, num_features, num_ids)
+        write_log(path, 2 * num_ids, num_features, num_ids)
     features = {f"f{feature}": {"type": "id"} for feature in range(num_features)}
     dataset = documents.dataset("log", path, {"column": "click"}, features)
-    return Task("speed", dataset, batch_size, 1, NO_SPLIT, hidden=(256, 128))
-
-
-@dataclass(frozen=True)
-class Request:
-    """One training of a peer, in a process of its own. ``prepared``: folder of the coded rows.
-
-    With ``timed_steps`` nothing is evaluated: after ``warm_steps`` steps this number of steps is timed.
-    """
-
-    prepared: str
-    model: str
-    dim: int
-    hidden: tuple[int, ...]
-    batch_size: int
-    epochs: int
-    learning_rate: float
-    seed: int
-    threads: int
-    variant: str = ""
-    warm_steps: int = 0
-    timed_steps: int = 0
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> Request:
-        fields = json.loads(text)
-        return Request(**fields | {"hidden": tuple(fields["hidden"])})
-
-
-def answer(request: str, run: Callable[[Request, PreparedData], dict[str, Any]]) -> None:
-    """Run a peer's process: the request as JSON in, one line of JSON out."""
-    asked = Request.from_json(request)
-    torch.set_num_threads(asked.threads)
-    torch.manual_seed(asked.seed)
-    print(json.dumps(run(asked, PreparedData.open(asked.prepared))), flush=True)
+    return Task(f"speed-{num_ids}", dataset, batch_size, 1, NO_SPLIT, dim, hidden=(256, 128))
 
 
 def auc_of(scores: np.ndarray, data: PreparedData, split: str) -> float:

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.ctr_peers import deepctr, ours, torchrec
-from benchmarks.ctr_peers.tasks import HELD_OUT, MODELS, Request, Task
+from benchmarks.ctr_peers.tasks import HELD_OUT, MODELS, Task
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
+from trainer.launch.worker import use_threads
 
 OURS, DEEPCTR, TORCHREC = "ours", "deepctr_torch", "torchrec"
 OPTIMIZERS = {OURS: "adam_ar", "ours_adam": "adam", "ours_rowwise_adagrad": "rowwise_adagrad"}
@@ -43,17 +46,13 @@ def prepared(task: Task, seed: int, place: Place) -> Path:
     return folder
 
 
-def request(task: Task, model: str, seed: int, rate: float, place: Place, **more: Any) -> Request:
-    common = (task.dim, task.hidden, task.batch_size, task.epochs, rate, seed, place.threads)
-    return Request(str(prepared(task, seed, place)), model, *common, **more)
-
-
 def train(task: Task, library: str, model: str, seed: int, rate: float, place: Place) -> Line:
     """Train, and return the AUC after each epoch, by held-out split."""
     if library in OPTIMIZERS:
         job = task.job(model, seed, rate, place.threads, OPTIMIZERS[library])
         events = ours.events_of(task.dataset, job, place.folder, prepared(task, seed, place))
         return {split: ours.aucs(events, split) for split in HELD_OUT}
-    asked = request(task, model, seed, rate, place)
-    found: Line = PEERS[library].run(asked, PreparedData.open(asked.prepared))
+    use_threads(place.threads)
+    torch.manual_seed(seed)
+    found: Line = PEERS[library].run(task, model, seed, rate, PreparedData.open(prepared(task, seed, place)))
     return found

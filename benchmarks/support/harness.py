@@ -63,6 +63,7 @@ WORKLOADS = tuple(
     for kind in ("zipf", "uniform")
     for shape in ((8, 200_000, 16, 4096), (8, 200_000, 64, 4096), (26, 50_000, 16, 2048), (10, 200_000, 128, 10_000))
 )
+USUAL = "zipf T8 N200000 D64"
 
 
 def mean_and_deviation(values: Sequence[float] | np.ndarray) -> str:
@@ -174,23 +175,21 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = Non
     return parser.parse_args(arguments)
 
 
-def main(
-    run: Callable[[Workload, int], Iterable[dict[str, Any]]], description: str, usual: str = "T8 N200000 D64"
-) -> argparse.Namespace:
+def main(run: Callable[[Workload, int], Iterable[dict[str, Any]]], description: str) -> argparse.Namespace:
     """Run the command line of a kernel benchmark and return its options.
 
-    By default it runs the workloads whose name contains ``usual``, with one thread: at most three minutes.
+    By default it runs the workload USUAL with one thread: at most three minutes.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--full", action="store_true", help="every workload, with 1 and 2 threads: up to half an hour")
     parser.add_argument("--iterations", type=int, default=31)
     parser.add_argument("--threads", type=int, nargs="*", help="numbers of threads (default: 1)")
-    parser.add_argument("--case", help=f"only workloads whose name contains this (default: {usual})")
+    parser.add_argument("--case", help=f"only workloads whose name contains this (default: {USUAL})")
     options = parser.parse_args()
     if options.threads is None:
         options.threads = [1, 2] if options.full else [1]
     if options.case is None:
-        options.case = "" if options.full else usual
+        options.case = "" if options.full else USUAL
     for threads in options.threads:
         torch.set_num_threads(threads)
         for workload in WORKLOADS:

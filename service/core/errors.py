@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from sqlalchemy.exc import DatabaseError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
 
 from trainer.spec import NAME_PATTERN
 from trainer.spec.problems import FieldProblem
@@ -27,6 +26,14 @@ REMEDIES = {
     "schedule": "'evenkeel schedules list' (GET /v1/schedules) lists them",
     "key": "'evenkeel keys list' (GET /v1/keys) lists them, by their ids",
 }
+VERSION = r"^v[0-9]{6,}$"
+CURRENT_OR_VERSION = r"^(current|v[0-9]{6,})$"
+PATTERN_MESSAGES = {
+    NAME_PATTERN: "a name is 1 to 63 of a-z, 0-9, _ and -, and begins with a letter or digit",
+    VERSION: "a version is v and at least six digits, such as v000001",
+    CURRENT_OR_VERSION: "a version is v and at least six digits, such as v000001, or current",
+}
+"""Message for a value that does not match, by pattern."""
 MAX_PROBLEMS = 20
 MAX_FIELD_LENGTH = 200
 MAX_TEXT_LENGTH = 4000
@@ -175,17 +182,9 @@ def _in_request(item: dict[str, Any]) -> Iterator[FieldProblem]:
         return
     for problem in problems_of([{**item, "loc": where}]):
         message = problem.message
-        if item["type"] == "string_pattern_mismatch" and item["ctx"]["pattern"] == NAME_PATTERN:
-            message = "a name is 1 to 63 of a-z, 0-9, _ and -, and begins with a letter or digit"
+        if item["type"] == "string_pattern_mismatch":
+            message = PATTERN_MESSAGES.get(item["ctx"]["pattern"], message)
         yield problem._replace(field=problem.field[:MAX_FIELD_LENGTH], message=message)
-
-
-def _allowed(request: Request) -> Iterator[str]:
-    """Yield the methods of all routes at a request's path; the router's own 405 names the methods of one route only."""
-    for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
-        scope = {**request.scope, "method": method}
-        if any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes):
-            yield method
 
 
 async def answer(request: Request, error: Exception) -> Response:
@@ -221,8 +220,9 @@ def install(app: FastAPI) -> None:
             return invalid(FieldProblem("", "the body is not JSON")).response()
         phrase = http.HTTPStatus(error.status_code).phrase
         headers = dict(error.headers or {})
-        if error.status_code == 405:
-            headers["Allow"] = ", ".join(_allowed(request))
+        if error.status_code == 405 and "route" in request.scope:
+            # The router names the methods of one route only; the path may have several.
+            headers["Allow"] = ", ".join(request.app.state.methods[request.scope["route"].path])
         detail = error.detail if error.detail != phrase else f"{phrase}: {request.method} {request.url.path}"
         return Problem(error.status_code, phrase.lower().replace(" ", "-"), detail, headers=headers).response()
 

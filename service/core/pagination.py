@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import datetime
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
@@ -18,6 +17,13 @@ from service.core.rows import Row, as_row
 from trainer.spec.problems import FieldProblem
 
 Item = TypeVar("Item")
+
+TEXT_CURSOR = r"^([2-6][0-9a-f]|7[0-9a-e])+$"
+"""Pattern of the cursor of a list ordered by a name or id: the hexadecimal bytes of printable ASCII."""
+TIME_CURSOR = r"^(3[0-9]){1,16}$"
+"""Pattern of the cursor of a list ordered by a time: the hexadecimal bytes of a number of microseconds since 1970."""
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND = datetime.timedelta(microseconds=1)
 
 
 class Page(BaseModel, Generic[Item]):
@@ -34,14 +40,24 @@ class PageRequest(NamedTuple):
     cursor: str | None = None
 
 
-def _asked_for(
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    cursor: Annotated[str | None, Query(json_schema_extra={"pattern": "^[A-Za-z0-9_-]+$"})] = None,
+Limit = Annotated[int, Query(ge=1, le=200)]
+
+
+# decode() refuses other cursors, with a better message than FastAPI's.
+def _by_text(
+    limit: Limit = 50, cursor: Annotated[str | None, Query(json_schema_extra={"pattern": TEXT_CURSOR})] = None
 ) -> PageRequest:
     return PageRequest(limit, cursor)
 
 
-Paging = Annotated[PageRequest, Depends(_asked_for)]
+def _by_time(
+    limit: Limit = 50, cursor: Annotated[str | None, Query(json_schema_extra={"pattern": TIME_CURSOR})] = None
+) -> PageRequest:
+    return PageRequest(limit, cursor)
+
+
+Paging = Annotated[PageRequest, Depends(_by_text)]
+PagingByTime = Annotated[PageRequest, Depends(_by_time)]
 
 
 async def page(
@@ -53,19 +69,19 @@ async def page(
     view: Callable[[Row], Item],
     *,
     descending: bool = True,
-    read: Callable[[str], Any] = str,
+    by_time: bool = False,
 ) -> Page[Item]:
     """Return one page of a query.
 
     ``key`` is the column that orders the list, and must have no duplicates; ids sort by time of creation. ``view``
-    converts a row to an item of the page; ``read`` parses a cursor's text to a value of ``key``.
+    converts a row to an item of the page. ``by_time``: ``key`` is a time.
     """
     if paging.cursor is not None:
-        last = decode(paging.cursor, read)
+        last = decode_time(paging.cursor) if by_time else decode(paging.cursor)
         query = query.where(key < last if descending else key > last)
     query = query.order_by(key.desc() if descending else key).limit(paging.limit + 1)
     rows = (await connection.execute(query)).mappings().all()
-    following = encode(str(rows[paging.limit - 1][key])) if len(rows) > paging.limit else None
+    following = encode(rows[paging.limit - 1][key]) if len(rows) > paging.limit else None
     return Page(items=[view(as_row(kind, row)) for row in rows[: paging.limit]], next_cursor=following)
 
 
@@ -83,32 +99,24 @@ def page_of(items: list[dict[str, Any]], paging: PageRequest, key: str, *, desce
     return {"items": items[: paging.limit], "next_cursor": following}
 
 
-def instant(text: str) -> datetime.datetime:
-    """Parse a time; raise ValueError if it is not one, or has no zone."""
-    at = datetime.datetime.fromisoformat(text)
-    if at.tzinfo is None:
-        raise ValueError(text)
-    return at.astimezone(datetime.UTC)
+def encode(value: str | datetime.datetime) -> str:
+    """Return the cursor of the page that follows ``value``."""
+    if isinstance(value, datetime.datetime):
+        value = str((value - _EPOCH) // _MICROSECOND)
+    return value.encode().hex()
 
 
-def encode(value: str) -> str:
-    return base64.urlsafe_b64encode(value.encode()).decode().rstrip("=")
-
-
-def decode(cursor: str, read: Callable[[str], Any] = str) -> Any:
-    """Return the value of a cursor.
-
-    ``read`` parses the decoded text; its ValueError means that the cursor is invalid.
+def decode(cursor: str, pattern: str = TEXT_CURSOR) -> str:
+    """Return the text of a cursor.
 
     Raises:
-        Problem: 422 for a cursor that this service did not issue.
+        Problem: 422 for a cursor that this list did not issue.
     """
-    try:
-        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True).decode()
-        if not text.isprintable():
-            raise ValueError(text)
-        return read(text)
-    except (binascii.Error, ValueError, OverflowError):
-        raise errors.invalid(
-            FieldProblem("cursor", "is not a cursor of this list", "leave it out for the first page")
-        ) from None
+    if not re.fullmatch(pattern, cursor):
+        raise errors.invalid(FieldProblem("cursor", "is not a cursor of this list", "leave it out for the first page"))
+    return bytes.fromhex(cursor).decode("ascii")
+
+
+def decode_time(cursor: str) -> datetime.datetime:
+    """Return the time of a cursor; raise Problem as :func:`decode` does."""
+    return _EPOCH + int(decode(cursor, TIME_CURSOR)) * _MICROSECOND

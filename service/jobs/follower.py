@@ -97,7 +97,9 @@ class Follower:
                 connection, current, directory, alive, self._context.settings.retry_backoff_seconds
             )
             if not alive and not more and current["state"] in ACTIVE:
-                await run_events.died(connection, current, directory, self._context.settings.retry_backoff_seconds)
+                exit_code = self._context.executor.exit_code(directory)
+                backoff = self._context.settings.retry_backoff_seconds
+                await run_events.died(connection, current, directory, backoff, exit_code)
 
     async def _give_up(self, row: JobRow, said: int, error: dict[str, str], retryable: bool) -> None:
         """End an attempt that does not end itself.

@@ -10,6 +10,7 @@ import datetime
 import json
 import logging
 import os
+import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import tables
+from service.core.settings import MIN_FREE_BYTES
 from service.core.text_validation import storable
 from service.jobs import job_records
 from service.jobs.job_row import JobRow
 from service.jobs.states import ACTIVE, backoff_seconds
 from trainer.runs.events import EVENTS_FILE, TERMINAL_STATES, Event, read_events
-from trainer.runs.protocol import EXIT_FILE, LOG_FILE
+from trainer.runs.protocol import EXIT_ENVIRONMENT, EXIT_FILE, LOG_FILE
 from trainer.spec.stored_specs import StoredJob
 
 log = logging.getLogger("evenkeel.runner")
@@ -193,7 +195,9 @@ async def preempted(connection: AsyncConnection, row: JobRow, base_seconds: floa
     await job_records.move(connection, row, "interrupted", not_before=due, reason=reason, error=None, launched_at=None)
 
 
-async def died(connection: AsyncConnection, row: JobRow, run_dir: Path, base_seconds: float) -> None:
+async def died(
+    connection: AsyncConnection, row: JobRow, run_dir: Path, base_seconds: float, exit_code: int | None
+) -> None:
     """End an attempt whose run is gone without reporting its end: killed, out of memory, or the machine restarted."""
     ended = read_exit(run_dir, row["attempt"])
     if ended is not None and ended.get("state") in TERMINAL_STATES and ended["state"] != "failed":
@@ -203,25 +207,43 @@ async def died(connection: AsyncConnection, row: JobRow, run_dir: Path, base_sec
             return
         await job_records.move(connection, row, ended["state"])
         return
-    error = {
-        "code": "run-died",
-        "message": "the run ended without a report: it was killed, or the machine restarted",
-        "remedy": "if it happens again look for the kernel's out-of-memory killer, and see the run's log",
-    }
-    if last_line := _last_line(run_dir, row["launched_at"]):
-        error |= {
-            "message": f"the run ended without a report; the last line of its log is: {last_line}",
-            "remedy": "see the run's log; if it says nothing of an error, look for the kernel's out-of-memory killer",
+    error = unreported(run_dir, row["launched_at"], exit_code)
+    retryable = exit_code != EXIT_ENVIRONMENT if ended is None else bool(ended.get("retryable"))
+    if ended is not None and ended.get("error"):
+        error = _error(ended["error"])
+    await fail(connection, row, error, retryable, base_seconds)
+
+
+def unreported(run_dir: Path, launched_at: datetime.datetime | None, exit_code: int | None) -> dict[str, str]:
+    """Return the error for an attempt that ended without a report; ``exit_code``: as its executor tells, if it does."""
+    last_line = _last_line(run_dir, launched_at)
+    if exit_code == EXIT_ENVIRONMENT:
+        return {
+            "code": "wrong-environment",
+            "message": f"the cluster cannot execute runs, by its exit code {exit_code}: {last_line}",
+            "remedy": "start Ray on every node in an environment with this service's version of Evenkeel, then retry",
         }
-    if not run_dir.exists():
-        error = {
+    try:
+        free = shutil.disk_usage(run_dir).free
+    except OSError:
+        return {
             "code": "run-directory-gone",
             "message": f"the run's directory {run_dir} was removed while it ran",
             "remedy": "leave $EVENKEEL_HOME/runs to the service; a retry begins anew, without the checkpoints",
         }
-    if ended is not None and ended.get("error"):
-        error = _error(ended["error"])
-    await fail(connection, row, error, ended is None or bool(ended.get("retryable")), base_seconds)
+    ended = "the run ended without a report" + ("" if exit_code is None else f", with exit code {exit_code}")
+    said = f"; the last line of its log is: {last_line}" if last_line else ""
+    if free < MIN_FREE_BYTES:
+        return {
+            "code": "disk_full",
+            "message": f"{ended}: the disk of {run_dir} is full, {free} bytes are free{said}",
+            "remedy": "free space where the run directory is, then retry",
+        }
+    if said:
+        remedy = "see the run's log; if it says nothing of an error, look for the kernel's out-of-memory killer"
+        return {"code": "run-died", "message": f"{ended}{said}", "remedy": remedy}
+    remedy = "if it happens again look for the kernel's out-of-memory killer, and see the run's log"
+    return {"code": "run-died", "message": f"{ended}: it was killed, or the machine restarted", "remedy": remedy}
 
 
 def _last_line(run_dir: Path, since: datetime.datetime | None) -> str:

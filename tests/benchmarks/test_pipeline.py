@@ -1,4 +1,4 @@
-"""The log has every id of every feature, its rows are read once, and every peer trains on the same batches."""
+"""The log has every id of every feature, and its rows are read."""
 
 from __future__ import annotations
 
@@ -32,10 +32,5 @@ def test_every_id_occurs_and_labels_follow_them(prepared):
     assert data.num_examples["train"] > 0.9 * ROWS
 
 
-def test_reading_and_every_peer_give_a_rate(prepared, monkeypatch):
-    _, data, job = prepared
-    assert pipeline.read(data, 2) > 0
-    monkeypatch.setattr(type(data), "steps_per_epoch", 10)
-    data.batch_size = 300
-    for kind in pipeline.PEERS:
-        assert pipeline.peer(kind, data, job, 1, 2) > 0
+def test_reading_gives_a_rate(prepared):
+    assert pipeline.read(prepared[1], 2) > 0

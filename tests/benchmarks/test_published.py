@@ -50,7 +50,7 @@ def test_a_row_is_trained_and_told(name: str, data: Path, capsys: pytest.Capture
     # gowalla is trained again with the rows that were for validation.
     trained = [line for line in out.splitlines() if line.startswith("examples: train")]
     assert len(trained) == (2 if name == "gowalla_bpr" else 1)
-    assert trained[-1].endswith("validation 0, test 240") == (name == "gowalla_bpr")
+    assert trained[-1].endswith("validation 0, test 120") == (name == "gowalla_bpr")
 
 
 def test_the_epoch_is_the_best_of_the_validation_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,7 @@ def test_one_that_ends_by_itself(make, run_dir):
     executor.launch(prepare(run_dir, "fail", attempt=2))
     until(lambda: not executor.is_alive(run_dir))
     assert json.loads((run_dir / "exit.json").read_text()) == {"code": 1, "attempt": 2}
+    assert executor.exit_code(run_dir) == (1 if isinstance(executor, RayJobs) else None)
     assert said(run_dir).startswith(log)
     assert said(run_dir).count(f"attempt 2 of {run_dir.name} begins") == 1
     until(lambda: processes_of(run_dir) == [])

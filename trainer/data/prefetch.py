@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import queue
 import sys
 import threading
@@ -37,8 +38,9 @@ class Prefetched(Generic[T], Iterator[T]):
         self._stopped = threading.Event()
         self._on_close = on_close
         # The thread must not refer to this object, which otherwise would never be garbage-collected.
-        arguments = (make, start, stop, self._ready, self._stopped)
-        self._thread = threading.Thread(target=_work, args=arguments, name="evenkeel-batches", daemon=True)
+        arguments = (_work, make, start, stop, self._ready, self._stopped)
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=arguments, name="evenkeel-batches", daemon=True)
         weakref.finalize(self, _stop, self._stopped, on_close)
 
     def begin(self) -> Prefetched[T]:

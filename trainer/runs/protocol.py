@@ -19,4 +19,6 @@ EXIT_FAILED = 1
 """Exit code of a failure that a retry would repeat: bad data, a bad spec, a non-finite loss."""
 EXIT_RETRYABLE = 75
 """Exit code of a failure of the infrastructure, such as a dead worker; a retry may succeed (EX_TEMPFAIL)."""
+EXIT_ENVIRONMENT = 78
+"""Exit code of a run that a cluster started with a Python that lacks this package or what it needs."""
 EXIT_CANCELLED = 130

@@ -45,7 +45,7 @@ def non_finite_parameters(sharded: ShardedModel) -> list[str]:
     """Return "parameter NAME" for each dense parameter whose gradient is not finite."""
     gradients = [(name, p.grad) for name, p in sharded.dense_parameters() if p.grad is not None]
     # Check the sum of all gradients first: if it is finite, all are. It may overflow although all are finite.
-    if not gradients or bool(torch.stack([grad.sum() for _, grad in gradients]).sum().isfinite()):
+    if not gradients or math.isfinite(torch.stack([grad.sum() for _, grad in gradients]).sum().item()):
         return []
     return [f"parameter {name}" for name, grad in gradients if not bool(torch.isfinite(grad).all())]
 

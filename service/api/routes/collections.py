@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from embeddings.store import VERSION_PATTERN, Collection, UnknownCollection
+from embeddings.store import Collection, UnknownCollection
 from service.core import errors, json_schema
 from service.core.pagination import Paging, page_of
 from service.features.snapshots import PARQUET, identity_of, parquet_chunks
@@ -17,9 +17,14 @@ from service.features.summaries import summary
 from service.identity import idempotency
 from service.identity.auth import FeaturesWriter, read_features
 from service.identity.idempotency import IdempotencyKey
+from trainer.spec import NAME_PATTERN
 from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
+
+CollectionName = Annotated[str, Path(pattern=NAME_PATTERN)]
+VersionName = Annotated[str, Path(pattern=errors.CURRENT_OR_VERSION)]
+"""A version, or ``current``."""
 
 
 class Promotion(BaseModel):
@@ -54,7 +59,7 @@ async def list_collections(request: Request, paging: Paging) -> dict[str, Any]:
 
 
 @router.get("/{collection}", dependencies=[read_features], responses=errors.responses(404))
-async def get_collection(request: Request, collection: str) -> dict[str, Any]:
+async def get_collection(request: Request, collection: CollectionName) -> dict[str, Any]:
     def collect() -> dict[str, Any]:
         target = existing(request, collection)
         return {**summary(target), "history": target.history()[::-1]}
@@ -63,7 +68,9 @@ async def get_collection(request: Request, collection: str) -> dict[str, Any]:
 
 
 @router.get("/{collection}/versions", dependencies=[read_features], responses=errors.responses(404))
-async def list_versions(request: Request, collection: str, paging: Paging, state: str | None = None) -> dict[str, Any]:
+async def list_versions(
+    request: Request, collection: CollectionName, paging: Paging, state: str | None = None
+) -> dict[str, Any]:
     def collect() -> list[dict[str, Any]]:
         manifests = existing(request, collection).versions()[::-1]
         return [manifest for manifest in manifests if state is None or manifest["state"] == state]
@@ -72,7 +79,7 @@ async def list_versions(request: Request, collection: str, paging: Paging, state
 
 
 @router.get("/{collection}/versions/{version}", dependencies=[read_features], responses=errors.responses(404))
-async def get_version(request: Request, collection: str, version: str) -> dict[str, Any]:
+async def get_version(request: Request, collection: CollectionName, version: VersionName) -> dict[str, Any]:
     """Return the manifest of a version; ``current`` means the version that is served."""
     return await in_store(lambda: existing(request, collection).manifest(version))
 
@@ -80,8 +87,8 @@ async def get_version(request: Request, collection: str, version: str) -> dict[s
 @router.post("/{collection}/versions/{version}/promote", responses=errors.responses(404, 409, 507))
 async def promote(
     request: Request,
-    collection: str,
-    version: str,
+    collection: CollectionName,
+    version: Annotated[str, Path(pattern=errors.VERSION)],
     body: Promotion,
     principal: FeaturesWriter,
     idempotency_key: IdempotencyKey = None,
@@ -94,8 +101,6 @@ async def promote(
 
     def switch() -> dict[str, Any]:
         target = existing(request, collection)
-        if not VERSION_PATTERN.fullmatch(version):
-            raise ValueError(f"version: '{version}' is not the name of a version, such as v000001")
         target.promote(version, body.reason, body.override_gate, body.if_current, key=principal.key_id)
         return target.manifest(version)
 
@@ -118,7 +123,7 @@ async def promote(
     response_class=StreamingResponse,
     responses={200: {"content": {PARQUET: {}}}, **errors.also(304, "Unchanged."), **errors.responses(404)},
 )
-async def snapshot(request: Request, collection: str, version: str) -> Response:
+async def snapshot(request: Request, collection: CollectionName, version: VersionName) -> Response:
     """Stream every vector of a version as Parquet, row group by row group: id, status, norm, count, vector."""
     reader = await in_store(lambda: existing(request, collection).open(version))
     etag = f'"{collection}-{reader.version}-{identity_of(reader)}-parquet"'
@@ -130,7 +135,7 @@ async def snapshot(request: Request, collection: str, version: str) -> Response:
 
 
 @router.post("/{collection}/neighbors", dependencies=[read_features], responses=errors.responses(404))
-async def neighbors(request: Request, collection: str, body: NeighborsRequest) -> dict[str, Any]:
+async def neighbors(request: Request, collection: CollectionName, body: NeighborsRequest) -> dict[str, Any]:
     """Return the items with the highest cosine to an id or a vector, best first, computed from the published vectors.
 
     If ``exact`` is false, an index chose the candidates and may have missed some.

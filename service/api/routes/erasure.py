@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, StrictSt
 
 from embeddings.refresh import scratch
 from embeddings.store.collection.erasure import ITEMS, USERS, Part
-from service.api.routes.collections import existing
+from service.api.routes.collections import CollectionName, existing
 from service.core import errors
 from service.features.store_access import ids_as, in_store, store_of, store_problems
 from service.identity.auth import FeaturesWriter, read_features
@@ -59,7 +59,7 @@ async def _in_turn(call: Callable[[], Result]) -> Result:
 
 
 @router.post("/{collection}/erase", responses=errors.responses(404, 409, 507))
-async def erase(request: Request, collection: str, body: Ids, principal: FeaturesWriter) -> Erased:
+async def erase(request: Request, collection: CollectionName, body: Ids, principal: FeaturesWriter) -> Erased:
     """Remove the rows of the ids from every kept version; later versions leave the ids out until they are readmitted.
 
     It also removes the rows from the collection's scratch collections. The response does not count those.
@@ -79,7 +79,7 @@ async def erase(request: Request, collection: str, body: Ids, principal: Feature
 
 
 @router.post("/{collection}/readmit", responses=errors.responses(404, 409, 507))
-async def readmit(request: Request, collection: str, body: Ids, principal: FeaturesWriter) -> Readmitted:
+async def readmit(request: Request, collection: CollectionName, body: Ids, principal: FeaturesWriter) -> Readmitted:
     """Allow erased ids to be published again, by the next run whose data contains them."""
 
     def admit() -> int:
@@ -91,6 +91,6 @@ async def readmit(request: Request, collection: str, body: Ids, principal: Featu
 
 
 @router.get("/{collection}/erasures", dependencies=[read_features], responses=errors.responses(404))
-async def erasures(request: Request, collection: str) -> dict[str, Any]:
+async def erasures(request: Request, collection: CollectionName) -> dict[str, Any]:
     """List erasures and readmissions, newest first: time, reason, key, number of ids and of rows, but never the ids."""
     return {"items": await in_store(lambda: existing(request, collection).erasures()[::-1]), "next_cursor": None}

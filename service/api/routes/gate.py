@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from embeddings.refresh import probe
 from embeddings.store import NAME_PATTERN
-from service.api.routes.collections import existing
+from service.api.routes.collections import CollectionName, existing
 from service.core import errors, json_schema, thread_pools
 from service.datasets.paths import allowed, data_files
 from service.features.store_access import in_store, store_problems
@@ -35,7 +35,7 @@ class CanaryRequest(BaseModel):
 
 
 @router.get("/canaries", dependencies=[read_features], responses=errors.responses(404))
-async def list_canaries(request: Request, collection: str) -> dict[str, Any]:
+async def list_canaries(request: Request, collection: CollectionName) -> dict[str, Any]:
     def collect() -> dict[str, Any]:
         canaries = existing(request, collection).settings(probe.SETTINGS)
         return {"items": [probe.summary(canary) for canary in canaries.values()]}
@@ -44,7 +44,7 @@ async def list_canaries(request: Request, collection: str) -> dict[str, Any]:
 
 
 @router.post("/canaries", status_code=201, dependencies=[write_features], responses=errors.responses(404, 507))
-async def add_canaries(request: Request, collection: str, body: CanaryRequest) -> dict[str, Any]:
+async def add_canaries(request: Request, collection: CollectionName, body: CanaryRequest) -> dict[str, Any]:
     """Fit a canary, a frozen consumer, on the current version; it is evaluated on every candidate from now on."""
     fields_sent = (body.name is not None, body.uri is not None, body.copy_from is not None)
     if fields_sent not in ((True, True, False), (False, False, True)):
@@ -76,7 +76,7 @@ async def add_canaries(request: Request, collection: str, body: CanaryRequest) -
 
 
 @router.delete("/canaries/{name}", status_code=204, dependencies=[write_features], responses=errors.responses(404))
-async def delete_canary(request: Request, collection: str, name: str) -> Response:
+async def delete_canary(request: Request, collection: CollectionName, name: str) -> Response:
     def remove() -> None:
         target = existing(request, collection)
         if name not in target.settings(probe.SETTINGS):

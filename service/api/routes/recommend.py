@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, StrictSt
 
 from embeddings.store import Collection
 from embeddings.store.users import Recommended
-from service.api.routes.collections import existing
+from service.api.routes.collections import CollectionName, existing
 from service.core import errors
 from service.features.store_access import ids_as, in_store, rereading
 from service.identity.auth import read_features
@@ -66,7 +66,7 @@ class Recommendations(BaseModel):
     response_model=Recommendations,
     responses=errors.responses(404, 409),
 )
-async def recommend(request: Request, collection: str, body: RecommendRequest) -> Response:
+async def recommend(request: Request, collection: CollectionName, body: RecommendRequest) -> Response:
     """Return the items of highest score for each user, by exact search over all items with a vector.
 
     With ``exclude_seen``, items are left out that the user had in the training of the version. A version without users

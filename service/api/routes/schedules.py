@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import errors, pagination, tables
-from service.core.pagination import Page, Paging
+from service.core.pagination import Page, Paging, PagingByTime
 from service.core.rows import Catchup, FiredRow, Outcome, Overlap, ScheduleRow
 from service.identity import idempotency
 from service.identity.auth import JobsReader, JobsWriter
@@ -138,7 +138,7 @@ async def trigger(
 
 
 @router.get("/{name}/firings", responses=errors.responses(404))
-async def firings(request: Request, name: str, principal: JobsReader, paging: Paging) -> Page[FiringView]:
+async def firings(request: Request, name: str, principal: JobsReader, paging: PagingByTime) -> Page[FiringView]:
     """List the firings of a schedule, newest first."""
     async with request.app.state.database.read() as connection:
         schedule = await schedule_records.get(connection, principal.tenant, name)
@@ -148,7 +148,7 @@ async def firings(request: Request, name: str, principal: JobsReader, paging: Pa
             return FiringView(**schedule_records.fired_view(row, name))
 
         return await pagination.page(
-            connection, FiredRow, query, tables.firing.c.fire_at_utc, paging, view, read=pagination.instant
+            connection, FiredRow, query, tables.firing.c.fire_at_utc, paging, view, by_time=True
         )
 
 

@@ -23,7 +23,7 @@ from embeddings.rff.registry import feature_map
 from embeddings.store import Collection, default_view
 from embeddings.store.manifest import VersionManifest
 from embeddings.vectors.item_vectors import MISSING, STATUS_NAMES, Array
-from service.api.routes.collections import existing
+from service.api.routes.collections import CollectionName, existing
 from service.core import errors
 from service.core.inline_io import InlineIO
 from service.core.tenants import qualified
@@ -94,7 +94,7 @@ class Fetched(NamedTuple):
 
 
 @router.post("/collections/{collection}/vectors", openapi_extra=_DOCUMENTED, responses=_ANSWERS)
-async def of_collection(request: Request, collection: str) -> Response:
+async def of_collection(request: Request, collection: CollectionName) -> Response:
     """Return vectors for the ids in the body from a collection's default view."""
     return await _fetch(request, default_view(collection), collection)
 

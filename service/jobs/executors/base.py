@@ -165,6 +165,14 @@ class Executor(ABC):
         that is gone or never existed, removes what is left and returns True.
         """
 
+    def exit_code(self, run_dir: Path, /) -> int | None:
+        """Return the exit code of the attempt launched last, as of the last :meth:`is_alive`; None if unknown."""
+        return None
+
+    def ping(self) -> None:
+        """Raise :class:`ExecutorUnavailable` if the executor's cluster does not answer."""
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Release the executor's own resources; runs continue. No other call may follow."""

@@ -110,6 +110,9 @@ class KubeRayJobs(ClusterExecutor):
         finally:
             api.close()
 
+    def ping(self) -> None:
+        self._api.list("rayjobs", MANAGED_SELECTOR)
+
     def launch(self, run_dir: Path, /) -> str:
         """Create the RayJob of the attempt and return its name.
 

@@ -37,7 +37,7 @@ from service.jobs.executors.base import (
     variables_of,
 )
 from trainer.runs.directory import RUN_FILE
-from trainer.runs.protocol import REPORT_TOKEN_VARIABLE, REPORT_URL_VARIABLE, RUN_DIR_VARIABLE
+from trainer.runs.protocol import EXIT_ENVIRONMENT, REPORT_TOKEN_VARIABLE, REPORT_URL_VARIABLE, RUN_DIR_VARIABLE
 
 log = logging.getLogger("evenkeel.runner")
 
@@ -49,6 +49,12 @@ PENDING_SECONDS = 3.0
 FORCED_SECONDS = 60.0
 """Longest wait, after SIGKILL is due, for the cluster to report the end of a job."""
 POLL_SECONDS = 0.2
+CHECK = (
+    "import importlib.util, sys; "
+    "lacks = [name for name in ('trainer', 'torch', 'ray') if importlib.util.find_spec(name) is None]; "
+    "lacks and sys.exit(f\"{sys.executable} (Python {sys.version.split()[0]}) lacks {', '.join(lacks)}\")"
+)
+"""Program that fails, with the names of missing packages, in an environment that cannot execute runs."""
 
 ANSWER_SECONDS = 10.0
 SUBMIT_SECONDS = 60.0
@@ -272,7 +278,15 @@ class RayJobs(ClusterExecutor):
         # A waiting job ends as soon as it would start, and holds no resources until then.
         alive = job["status"] not in ENDED and not (job["status"] == "PENDING" and record["asked_to_stop"])
         self._fetch_log(run_dir, record, last=not alive)
+        if not alive and record.get("exit_code") != job.get("driver_exit_code"):
+            write_json(run_dir / JOB_FILE, read_record(run_dir / JOB_FILE) | {"exit_code": job["driver_exit_code"]})
         return alive
+
+    def exit_code(self, run_dir: Path, /) -> int | None:
+        return read_record(run_dir / JOB_FILE).get("exit_code")
+
+    def ping(self) -> None:
+        self._api.refuse_open_cluster()
 
     def terminate(self, run_dir: Path, /, grace_seconds: float) -> bool:
         """End the attempt; ``grace_seconds`` is ignored, because the grace was fixed when the job was submitted."""
@@ -313,10 +327,12 @@ class RayJobs(ClusterExecutor):
             del variables[RUN_DIR_VARIABLE]
         if run.get("report"):
             variables |= {REPORT_URL_VARIABLE: run["report"]["url"], REPORT_TOKEN_VARIABLE: run["report"]["token"]}
+        check = shlex.join((self._entrypoint[0], "-c", CHECK))
+        # With exec the run itself gets the job's signals and sets its exit code.
+        command = shlex.join(("exec", *self._entrypoint, *(() if stored else ("--run-dir", str(directory)))))
         return {
             "submission_id": submission_id,
-            # With exec the run itself gets the job's signals and sets its exit code.
-            "entrypoint": shlex.join(("exec", *self._entrypoint, *(() if stored else ("--run-dir", str(directory))))),
+            "entrypoint": f"{check} || exit {EXIT_ENVIRONMENT}; {command}",
             "runtime_env": {"env_vars": variables},
             "entrypoint_num_cpus": 0,
             "entrypoint_resources": self._resources,

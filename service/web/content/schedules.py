@@ -45,7 +45,7 @@ async def gather_one(request: DashboardRequest) -> dict[str, Any]:
         page = await pagination.page(
             connection, FiredRow, schedule_records.fired(row["id"]), tables.firing.c.fire_at_utc,
             request.paging(NUM_FIRINGS), lambda firing: schedule_records.fired_view(firing, name),
-            read=pagination.instant,
+            by_time=True,
         )  # fmt: skip
     return {"schedule": schedule_records.view(row), "firings": page.items, "older": page.next_cursor}
 

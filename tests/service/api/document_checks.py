@@ -22,7 +22,6 @@ from schemathesis.specs.openapi.checks import (
 )
 
 BY_MEANING = {
-    "cursor",  # it is of another list
     "url", "uri", "cron", "timezone", "expires_at",
     "vector", "dim", "sigma", "epsilon", "collection", "state", "ids", "id", "seed",
 }  # fmt: skip

@@ -29,7 +29,9 @@ async def test_in_paths_and_queries(client: httpx.AsyncClient, dataset: str) -> 
             response = await client.get(path)
             assert response.status_code < 500, (path, response.text)
         assert (await client.delete(f"/v1/keys/{text}")).status_code < 500
-    assert (await client.get("/v1/jobs", params={"cursor": "AAAA"})).status_code < 500
+    for cursor in ("", "AAAA", "00", "7f", "6", "6A", "ff", "61\n"):
+        refused = await client.get("/v1/jobs", params={"cursor": cursor})
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "cursor"), cursor
 
 
 @pytest.mark.slow

@@ -10,10 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
+from service import app
+from service.core import task_health
 from service.core.settings import Settings
 from service.jobs.executors.base import ExecutorUnavailable, FreeResources
 from tests.service.service_kit import client_of, running, submit, until, wait_for
 from tests.service.small_run import SmallRuns
+from trainer.runs.protocol import EXIT_ENVIRONMENT
 
 pytestmark = pytest.mark.anyio
 
@@ -25,6 +28,7 @@ class Away(SmallRuns):
     lost_answer = False
     asked = 0
     free = 4.0
+    code: int | None = None
 
     def _answer(self) -> None:
         self.asked += 1
@@ -46,6 +50,12 @@ class Away(SmallRuns):
     def terminate(self, run_dir: Path, grace_seconds: float) -> bool:
         self._answer()
         return super().terminate(run_dir, grace_seconds)
+
+    def exit_code(self, run_dir: Path) -> int | None:
+        return self.code
+
+    def ping(self) -> None:
+        self._answer()
 
     def room(self) -> list[FreeResources]:
         self._answer()
@@ -141,3 +151,36 @@ async def test_jobs_wait_in_our_queue_for_a_cluster_with_room(service: httpx.Asy
     assert cluster.launched == []
     cluster.free = 2.0
     assert (await wait_for(service, job_id, "succeeded", "failed"))["state"] == "succeeded"
+
+
+async def test_readiness_tells_that_the_cluster_is_away(
+    settings: Settings, cluster: Away, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(task_health, "TROUBLE_SECONDS", 0.0)
+    cluster.away = True
+    async with running(dataclasses.replace(settings, role="all"), executor=cluster) as service:
+        async with client_of(service) as client:
+
+            async def executor(words: str) -> Any:
+                state = (await client.get("/readyz")).json()
+                return state if words in state["checks"]["executor"] else None
+
+            state = await until(lambda: executor("the cluster of the runs cannot be used"))
+            assert state["status"] == "degraded"
+            assert "refused" not in state["checks"]["executor"], "anyone may read this"
+            cluster.away = False
+            assert (await until(lambda: executor("ok")))["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "retries"), [(EXIT_ENVIRONMENT, "wrong-environment", 2), (137, "run-died", 0)]
+)
+async def test_the_error_has_the_exit_code_and_another_environment_is_not_tried_again(
+    service: httpx.AsyncClient, cluster: Away, code: int, error: str, retries: int
+) -> None:
+    cluster.code = code
+    done = await wait_for(service, (await submit(service, "die", retries=retries))["id"], "failed")
+    assert (done["error"]["code"], done["attempt"]) == (error, 1)
+    assert f"exit code {code}" in done["error"]["message"]
+    assert "epoch 1" in done["error"]["message"], "the last line of the log"

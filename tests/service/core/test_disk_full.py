@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service import app
 from service.core.settings import Settings
 from service.identity import audit
+from service.jobs import run_events
 from tests.service import published
 from tests.service.service_kit import client_of, job_body, running, until, wait_for
 from tests.service.small_run import SmallRuns
@@ -133,6 +134,16 @@ async def test_runs_are_held_before_the_disk_is_full(
             assert "make room, because no run is started below" in ready["checks"]["disk"]
             metrics = (await client.get("/metrics")).text
             assert "evenkeel_disk_free_bytes" in metrics
+
+
+def test_a_run_that_could_not_write_its_error_is_told_of_the_full_disk(small_disk: Path) -> None:
+    run_dir = small_disk / "run"
+    run_dir.mkdir()
+    with pytest.raises(OSError, match="No space"):
+        fill(small_disk / "ballast")
+    error = run_events.unreported(run_dir, None, None)
+    assert (error["code"], "0 bytes are free" in error["message"]) == ("disk_full", True)
+    assert "free space" in error["remedy"]
 
 
 def test_starting_on_a_full_disk_is_a_clear_error(small_disk: Path) -> None:

@@ -188,7 +188,7 @@ async def test_a_preemption_whose_event_was_lost_is_known_by_the_exit_file(
     write_json(directory / EXIT_FILE, {"attempt": 2, "state": "cancelled", "retryable": False})
     async with app.state.database.write() as connection:
         row = await _begun(connection, job["id"])
-        await run_events.died(connection, row, directory, 1.0)
+        await run_events.died(connection, row, directory, 1.0, None)
     shown = (await client.get(f"/v1/jobs/{job['id']}")).json()
     assert (shown["state"], shown["error"]) == ("queued", None)
     assert shown["reason"].startswith("preempted")

@@ -92,7 +92,7 @@ async def test_what_is_counted_is_shown_before_it_happens(settings: Settings) ->
         text = (await client.get("/metrics")).text
     for outcome in ("delivered", "failed", "given_up"):
         assert f'evenkeel_webhook_deliveries_total{{outcome="{outcome}"}} 0.0' in text
-    for task in ("runner", "scheduler", "webhooks", "retention"):
+    for task in ("runner", "scheduler", "webhooks", "retention", "executor"):
         assert f'evenkeel_background_errors_total{{task="{task}"}}' in text
 
 

@@ -21,11 +21,14 @@ from trainer.data.columns import values
 from trainer.data.columns.labels import as_numbers_remedy, positive_of, rule_for
 from trainer.data.columns.text_lists import REMEDY, in_brackets, split
 from trainer.data.errors import DataError
+from trainer.data.sources.readers.base import beginnings
 from trainer.data.sources.source import Source, local_path
 from trainer.data.sources.times import DATE, ZONED, read_days, read_times
 from trainer.spec import parse_dataset
 
 SAMPLE_ROWS = 1_000_000
+SAMPLE_BYTES = 2**25
+"""Most bytes, decompressed, that are read of each text file: a small compressed file can hold terabytes."""
 
 _LABEL_NAMES = re.compile(
     r"^(is_?)?(label|target|y|click|clicked|clicks|conversion|converted|purchase|purchased)$", re.I
@@ -126,11 +129,16 @@ def propose(uri: str | Path, name: str | None = None) -> Proposal:
     negatives are drawn if there are a user and an item column, or else any other 0/1 column is the label. Further 0/1
     columns named like labels become no features; the notes propose ``labels`` for all of them. A column that is named
     like a label and has other values becomes no feature either. Columns that cannot be read from every file are left
-    out, and the notes give the reasons.
+    out, and the notes give the reasons. Of each text file, at most the first SAMPLE_BYTES are read.
 
     Raises:
         DataError: the file cannot be read, or holds nothing to learn from.
     """
+    with beginnings(SAMPLE_BYTES):
+        return _propose(uri, name)
+
+
+def _propose(uri: str | Path, name: str | None) -> Proposal:
     source = Source(str(uri))
     source.require([])
     problems = source.problems(source.column_names())

@@ -32,7 +32,9 @@ async def test_empty_store_has_no_collections(client):
 
 async def test_a_name_that_no_collection_can_have_is_refused(client):
     assert (await client.get("/v1/collections/..%2f..%2fetc")).status_code == 404
-    assert (await client.get("/v1/collections/UPPER")).status_code == 422
+    refused = await client.get("/v1/collections/UPPER")
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "collection")
+    assert "a name is 1 to 63 of a-z" in refused.json()["detail"]
 
 
 async def test_collections_say_what_is_current_and_what_was_held(client, settings: Settings):

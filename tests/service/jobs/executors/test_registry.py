@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from service.jobs.executors.registry import executor_class, executor_of, placeme
 from service.ops import doctor
 from tests.support.outside_package import install
 from trainer.runs.directory import THIS_CLUSTER
+from trainer.runs.protocol import EXIT_ENVIRONMENT
 from trainer.sizing.memory import machine_memory_bytes
 from trainer.spec import JobSpec
 
@@ -80,9 +84,33 @@ def test_a_run_with_a_storage_is_submitted_without_a_directory(tmp_path: Path) -
     """The host that the cluster chooses has one of its own."""
     executor = RayJobs(RayApi("http://head:8265", "token"), 5)
     submission = executor._submission("run-1", tmp_path, {"run_id": "run", "attempt": 1, "storage": "s3://bucket/run"})
-    assert submission["entrypoint"] == "exec python -m trainer.launch.entrypoint"
+    assert submission["entrypoint"].endswith(" || exit 78; exec python -m trainer.launch.entrypoint")
     assert "EVENKEEL_RUN_DIR" not in submission["runtime_env"]["env_vars"]
     assert submission["runtime_env"]["env_vars"]["EVENKEEL_RUN_ID"] == "run"
+
+
+@pytest.mark.process
+def test_a_python_of_another_environment_ends_before_the_run_begins(tmp_path: Path) -> None:
+    def submitted(python: str) -> subprocess.CompletedProcess[str]:
+        executor = RayJobs(RayApi("http://head:8265", "token"), 5, entrypoint=(python, "-c", "print('begun')"))
+        command = executor._submission("run-1", tmp_path, {"run_id": "run", "attempt": 1})["entrypoint"]
+        return subprocess.run(
+            ["sh", "-c", command],
+            env={"PATH": "/usr/bin:/bin"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    other = tmp_path / "other"
+    venv.create(other, symlinks=True)
+    done = submitted(str(other / "bin" / "python"))
+    assert (done.returncode, done.stdout) == (EXIT_ENVIRONMENT, "")
+    assert done.stderr.strip().endswith("lacks trainer, torch, ray")
+    assert submitted("/nowhere/python").returncode == EXIT_ENVIRONMENT
+    done = submitted(sys.executable)
+    assert (done.returncode, done.stdout) == (0, "begun\n")
 
 
 def test_a_storage_of_objects() -> None:

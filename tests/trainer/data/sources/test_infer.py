@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 import subprocess
 import sys
@@ -13,10 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+import trainer.data.sources.infer as infer_module
 from trainer.data.errors import DataError
 from trainer.data.sources.click_log import ClickLog, generate
 from trainer.data.sources.figures import profile
 from trainer.data.sources.infer import as_yaml, infer, propose
+from trainer.data.sources.source import Source
 from trainer.spec import parse_dataset
 
 
@@ -28,6 +32,24 @@ def write(tmp_path, name="Clicks 2026.parquet", **columns):
     else:
         pq.write_table(table, path)
     return path
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_bomb_is_read_in_part(tmp_path, monkeypatch, suffix):
+    """The types of columns too: in the part that is not read, ids are not numbers and a line is torn."""
+    monkeypatch.setattr(infer_module, "SAMPLE_BYTES", 20_000)
+    rows = [(user, f'the "{user}"\nth', user % 2) for user in range(3000)]
+    lines = [f'{user},"{text.replace(chr(34), chr(34) * 2)}",{click}\n' for user, text, click in rows]
+    if suffix == "jsonl":
+        lines = [json.dumps({"user": user, "item": text, "click": click}) + "\n" for user, text, click in rows]
+    path = tmp_path / f"rows.{suffix}.gz"
+    with gzip.open(path, "wt") as file:
+        file.write(("user,item,click\n" if suffix == "csv" else "") + "".join(lines) + "torn \x00 line")
+    document = infer(path)
+    assert document["label"] == {"column": "click"}
+    assert document["features"]["user"] == {"type": "id"}
+    with pytest.raises(DataError):
+        list(Source(str(path)).stream(["user"]))
 
 
 def test_click_log_directory(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import errno
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
@@ -300,6 +301,7 @@ def _needs_memory(path: FilePath, name: str, error: Exception) -> DataError:
     )
 
 
+_most_bytes: contextvars.ContextVar[int | None] = contextvars.ContextVar("_most_bytes", default=None)
 BOM = b"\xef\xbb\xbf"
 """Byte order mark that some programs write at the beginning of UTF-8 text."""
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -314,7 +316,34 @@ def with_compressions(*suffixes: str) -> tuple[str, ...]:
 def text_of(path: FilePath) -> pa.NativeFile:
     """Return a stream of the bytes of a file, decompressed if its name has an ending in ``COMPRESSIONS``."""
     compression = next((kind for suffix, kind in COMPRESSIONS.items() if path.name.lower().endswith(suffix)), None)
-    return pa.input_stream(opened(path), compression=compression)
+    stream = pa.input_stream(opened(path), compression=compression)
+    most = _most_bytes.get()
+    if most is None:
+        return stream
+    with stream:
+        text = stream.read(most)
+        return pa.BufferReader(text if not stream.read(1) else _whole_lines(text))
+
+
+@contextlib.contextmanager
+def beginnings(num_bytes: int) -> Iterator[None]:
+    """Within the block, text files end after the last whole line of their first ``num_bytes`` (decompressed)."""
+    token = _most_bytes.set(num_bytes)
+    try:
+        yield
+    finally:
+        _most_bytes.reset(token)
+
+
+def _whole_lines(text: bytes) -> bytes:
+    """Return the text up to its last line end, if possible one that is not within quotes; all of it without one."""
+    end = last = text.rfind(b"\n") + 1
+    quotes = text.count(b'"', 0, end)
+    while quotes % 2 and end:
+        start = text.rfind(b"\n", 0, end - 1) + 1
+        quotes -= text.count(b'"', start, end)
+        end = start
+    return text[: end or last or len(text)]
 
 
 def require_utf_8(text: bytes, path: FilePath) -> None:
