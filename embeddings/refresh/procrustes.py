@@ -129,6 +129,19 @@ class Rotated(Rows):
         return rotate_rows(given, self._rotation)
 
 
+class Turned(Rows):
+    """Rows vectors R of unchanged norm, computed in float64 when they are read."""
+
+    def __init__(self, vectors: Vectors, rotation: Array):
+        super().__init__(*vectors.shape)
+        self._vectors = vectors
+        self._rotation = rotation
+
+    def read(self, rows: slice | Array) -> Array:
+        turned: Array = np.asarray(self._vectors[rows], np.float64) @ self._rotation
+        return turned.astype(np.float32)
+
+
 def rotate(vectors: Vectors, rotation: Array | None) -> Array:
     """Return unit(vectors) R as float32 [n, d], all of it in memory, computed by chunks (see ``rotate_rows``)."""
     return np.asarray(Rotated(vectors, rotation))

@@ -36,9 +36,9 @@ from embeddings.refresh.generation import (
 )
 from embeddings.refresh.held_versions import held_in_a_row
 from embeddings.refresh.hold_policy import hold_or_release
-from embeddings.refresh.merge import RemovedItems, eligible_rows, plan
+from embeddings.refresh.merge import Plan, RemovedItems, eligible_rows, plan
 from embeddings.refresh.model_comparison import ModelComparison
-from embeddings.refresh.procrustes import Rotated
+from embeddings.refresh.procrustes import Rotated, Turned
 from embeddings.refresh.publication import KEEP_LAST, Publication, conclude, earlier_end, nothing_written
 from embeddings.refresh.record import RefreshRecord
 from embeddings.refresh.scratch import is_scratch
@@ -55,8 +55,11 @@ from embeddings.refresh.settings import (
 from embeddings.refresh.usual import usual_metrics
 from embeddings.refresh.windows import shorter_than_before
 from embeddings.store import Collection, IdsErased, Store, StoreError, StoreUnavailable, VersionReader, ViewExists
+from embeddings.store.collection.erasure import USERS
 from embeddings.store.views import PARAMETERS, default_view
 from embeddings.vectors.item_vectors import UNCERTAIN, Array, ItemVectors
+from embeddings.vectors.lazy_rows import Vectors
+from embeddings.vectors.user_vectors import UserVectors
 
 __all__ = [
     "Expiry",
@@ -101,6 +104,8 @@ class RefreshRequest:
         training_step: for a job that publishes several times, the number of its steps before the candidate was taken.
         models: comparison of the run's model with the served one on held-out rows; None: they were not compared.
         remedies: what to do about a failed check, by metric, where the job's kind decides it.
+        users: users in the coordinates of ``candidate``, with all of a score but the items; None: items alone.
+        users_feature: feature that has the users' ids.
     """
 
     candidate: ItemVectors
@@ -120,6 +125,8 @@ class RefreshRequest:
     training_step: int | None = None
     models: ModelComparison | None = None
     remedies: Mapping[str, str] = field(default_factory=dict)
+    users: UserVectors | None = None
+    users_feature: str = "user"
 
 
 def publish_candidate(store: Store, collection: str, request: RefreshRequest) -> Publication:
@@ -265,7 +272,41 @@ class _Refresh:
             gate=[check.as_dict() for check in assessment.verdict.checks],
             extra=record.as_dict(),
             rotation=alignment.rotation,
+            users=self._users(served, alignment.rotation, previous),
+            users_feature=request.users_feature,
         )
+
+    def _users(self, served: Plan, rotation: Array | None, previous: ItemVectors | None) -> UserVectors | None:
+        """Return the users in the coordinates of the version, without erased ones; None for items alone.
+
+        If the version's items are averaged, users are scored against the items before the average.
+        """
+        users = self.request.users
+        if users is None:
+            return None
+        if self.request.publish.ema is not None and previous is not None:
+            carried = self._scored_before()
+            carried = previous.vectors if carried is None else carried
+            users = replace(users, scored=ServedRows(served, self.request.candidate.vectors, rotation, carried, None))
+        erased = self.target.erased(USERS).matches(users.keys)
+        if erased.any():
+            users = users.take(np.flatnonzero(~erased))
+        return users if rotation is None else replace(users, vectors=Turned(users.vectors, rotation))
+
+    def _scored_before(self) -> Vectors | None:
+        """Return the item vectors that the parent's users are scored against; None if they are the served ones.
+
+        They are also None if they cannot be read, or if items were erased since the parent was opened.
+        """
+        if self.parent is None or self.parent.manifest.scored_file is None:
+            return None
+        try:
+            parent = self.target.recommender(self.parent.version)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            return None
+        return parent.users.scored if np.array_equal(parent.reader.keys, self.parent.keys) else None
 
     def _held_start(self) -> VersionReader | None:
         """Return a reader of the held version whose rows the run went on from; None if it can no longer be read."""

@@ -112,6 +112,7 @@ def items_served(served: Plan, rows: ServedRows, previous: ItemVectors | None, c
         statuses=served.statuses,
         carried_for=served.carried_for,
         last_found=served.last_found,
+        biases=_biases(served, previous, candidate),
     )
 
 
@@ -121,6 +122,16 @@ def few_occurrences(candidate: ItemVectors, evidence: EvidenceSettings) -> Array
         return None
     few: Array = candidate.counts < evidence.min_count
     return few
+
+
+def _biases(served: Plan, previous: ItemVectors | None, candidate: ItemVectors) -> Array | None:
+    """Return the biases of the items; a carried item of a version that stored none has 0."""
+    if candidate.biases is None:
+        return None
+    of_parent = None if previous is None else previous.biases
+    if previous is not None and of_parent is None:
+        of_parent = np.zeros(len(previous), dtype=np.float32)
+    return served.pick(candidate.biases, of_parent)
 
 
 def _counts(served: Plan, previous: ItemVectors | None, candidate: ItemVectors) -> Array | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from embeddings.store.files import GateHeld as GateHeld
     from embeddings.store.files import IdsErased as IdsErased
     from embeddings.store.files import NewerStore as NewerStore
+    from embeddings.store.files import NoUsers as NoUsers
     from embeddings.store.files import StaleParent as StaleParent
     from embeddings.store.files import StoreBusy as StoreBusy
     from embeddings.store.files import StoreError as StoreError

@@ -37,6 +37,10 @@ class UnknownVersion(StoreError):
     """The collection has no such version, or its data was removed by retention."""
 
 
+class NoUsers(StoreError):
+    """The version has item vectors alone, so it cannot recommend items to users."""
+
+
 class UnknownView(StoreError):
     """The collection has no such view, or not for the requested anchor generation."""
 

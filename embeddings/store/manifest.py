@@ -26,6 +26,7 @@ class VersionManifest:
         missing: number of ids without a vector.
         alignment: alignment of the vectors into the generation's coordinates.
         erasures: time and number of rows of each erasure of ids.
+        users: the version's users, {feature, rows, id_type, unit_items}; None if it has items alone.
         extra: every other entry, as it is in the document.
     """
 
@@ -47,6 +48,7 @@ class VersionManifest:
     views: tuple[ViewEntry, ...]
     files: tuple[FileEntry, ...]
     erasures: tuple[Mapping[str, Any], ...] = ()
+    users: Mapping[str, Any] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -76,6 +78,8 @@ class VersionManifest:
         document["files"] = [dict(sorted(file._asdict().items())) for file in self.files]
         if not self.erasures:
             del document["erasures"]
+        if self.users is None:
+            del document["users"]
         return copy.deepcopy(dict(sorted({**document, **self.extra}.items())))
 
     def file(self, name: str) -> FileEntry | None:
@@ -86,6 +90,18 @@ class VersionManifest:
     def items_file(self) -> FileEntry:
         """The file of item rows."""
         return next(file for file in self.files if is_items_file(file.name))
+
+    @property
+    def users_file(self) -> FileEntry | None:
+        """The file of user rows; None if the version has items alone."""
+        if self.users is None:
+            return None
+        return next((file for file in self.files if file.name.startswith("users")), None)
+
+    @property
+    def scored_file(self) -> FileEntry | None:
+        """The file of item vectors for scores alone; None if the served ones are used."""
+        return next((file for file in self.files if file.name.startswith("scored")), None)
 
 
 _FIELDS = frozenset(one.name for one in fields(VersionManifest)) - {"extra"}
@@ -121,3 +137,11 @@ def is_items_file(name: str) -> bool:
     The file is ``items.arrow``, or another one after an erasure.
     """
     return name.startswith("items") and name.endswith(".arrow")
+
+
+def is_users_file(name: str) -> bool:
+    """Return True if only recommendations read a file of a version: ``users.arrow`` or ``scored.arrow``.
+
+    After an erasure their names have a number.
+    """
+    return name.startswith(("users", "scored")) and name.endswith(".arrow")

@@ -3,7 +3,8 @@
 ``items.arrow`` is an Arrow IPC file of one record batch, sorted by id. Its columns are ``key`` (int64, or fixed-size
 binary: UTF-8 padded with NUL), ``status`` (uint8), ``norm`` (float32), ``count`` (int64, -1 unknown) and, last,
 ``vector`` (fixed-size list of float32 or float16). A version written by a refresh also has ``carried_for`` and
-``last_found`` (int32, see ItemVectors) before ``vector``.
+``last_found`` (int32, see ItemVectors) before ``vector``. A version with users has ``bias`` (float32) there, if its
+model's items have biases.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> File
     }
     if items.carried_for is not None and items.last_found is not None:
         columns |= {"carried_for": pa.array(items.carried_for), "last_found": pa.array(items.last_found)}
+    if items.biases is not None:
+        columns["bias"] = pa.array(items.biases)
     return write_streamed(path, columns, "vector", items.vectors, dtype)
 
 
@@ -153,6 +156,7 @@ def items_of(batch: pa.RecordBatch) -> ItemVectors:
         statuses=statuses,
         carried_for=columns.get("carried_for"),
         last_found=columns.get("last_found"),
+        biases=columns.get("bias"),
     )
 
 

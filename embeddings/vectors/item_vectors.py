@@ -52,6 +52,7 @@ class ItemVectors:
         carried_for: int32 [n], publications through which an item has been carried, 0 for a found one; None: not
             recorded.
         last_found: int32 [n], day on which it was last found, in days since 1970-01-01 UTC; None: not recorded.
+        biases: float32 [n], what an item adds to the score of every user (see UserVectors); None: nothing.
 
     Raises:
         ItemIdError: repeated ids.
@@ -66,6 +67,7 @@ class ItemVectors:
     statuses: Array = None  # type: ignore[assignment]
     carried_for: Array | None = None
     last_found: Array | None = None
+    biases: Array | None = None
 
     def __post_init__(self) -> None:
         keys = keys_of(self.ids)
@@ -82,6 +84,7 @@ class ItemVectors:
             "statuses": _column("statuses", self.statuses, np.uint8, num_items),
             "carried_for": _column("carried_for", self.carried_for, np.int32, num_items),
             "last_found": _column("last_found", self.last_found, np.int32, num_items),
+            "biases": _column("biases", self.biases, np.float32, num_items),
         }
         if columns["norms"] is None:
             columns["norms"] = norms_of(vectors)
@@ -132,7 +135,7 @@ class ItemVectors:
         return arrow_of(self.keys)
 
 
-_COLUMNS = ("norms", "evidence", "counts", "statuses", "carried_for", "last_found")
+_COLUMNS = ("norms", "evidence", "counts", "statuses", "carried_for", "last_found", "biases")
 
 
 def _column(name: str, values: Any, dtype: Any, num_items: int) -> Array | None:

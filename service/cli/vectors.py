@@ -1,4 +1,4 @@
-"""Commands for published vectors: versions, promote, erase, readmit, fetch, export-vectors, advise, canaries."""
+"""Commands for published vectors, such as versions, promote, erase, fetch, recommend, advise and canaries."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from service.client import Client, ProblemError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from embeddings.refresh.consumer_accuracy import TaskAdvice
     from embeddings.vectors.item_vectors import Array
 
 
 Collection = Annotated[str, typer.Argument(metavar="COLLECTION")]
+OfUsers = Annotated[bool, typer.Option("--users", help="The ids are those of users, not of items.")]
+BLOCK_USERS = 5000
+"""Number of users whose items are in memory at once."""
 canaries = typer.Typer(
     help="Canaries: frozen models on top of the vectors, evaluated on every candidate before it is published.",
     no_args_is_help=True,
@@ -36,6 +40,7 @@ def register(app: typer.Typer) -> None:
     app.command()(readmit)
     app.command()(fetch)
     app.command()(neighbors)
+    app.command()(recommend)
     app.command()(export_vectors)
     app.add_typer(canaries, name="canaries")
     app.command()(advise)
@@ -115,10 +120,11 @@ def erase(
     reason: Annotated[
         str, typer.Option(help="Reason for the erasure; kept in the collection's log, which stores ids as hashes.")
     ],
+    users: OfUsers = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Remove the rows of ids from every kept version, and keep the ids out of later versions."""
-    answer = ask(Client.erase, collection, ids, reason)
+    answer = ask(Client.erase, collection, ids, reason, users=users)
     text = f"{collection}: {answer['rows']} rows erased from {len(answer['versions'])} versions"
     output.print_answer(answer, text, as_json)
 
@@ -127,10 +133,11 @@ def readmit(
     collection: Collection,
     ids: Annotated[list[str], typer.Argument(metavar="IDS...")],
     reason: Annotated[str, typer.Option(help="Reason for the readmission; kept in the collection's log.")],
+    users: OfUsers = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Allow erased ids to be published again, by the next run whose data contains them."""
-    answer = ask(Client.readmit, collection, ids, reason)
+    answer = ask(Client.readmit, collection, ids, reason, users=users)
     output.print_answer(answer, f"{collection}: {answer['ids']} ids may be published again", as_json)
 
 
@@ -166,6 +173,85 @@ def fetch(
     dim = table.schema.field("vector").type.list_size
     output.note(f"version {metadata.get('version')}, view {metadata.get('view')}, {dim} coordinates")
     output.print_table(rows, output.headings("id", "status", "vector"), "no ids")
+
+
+def recommend(
+    collection: Collection,
+    users: Annotated[Path, typer.Argument(metavar="USERS.parquet", help="A file with a column of ids of users.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The Parquet file to write.")],
+    k: Annotated[int, typer.Option(min=1, max=1000, help="Most items for each user.")] = 10,
+    column: Annotated[str, typer.Option(help="The column of USERS.parquet with the ids.")] = "user",
+    exclude_seen: Annotated[
+        bool, typer.Option("--exclude-seen", help="Leave out the items that the user had in training.")
+    ] = False,
+    version: Annotated[str, typer.Option(help="A version, or `current`.")] = "current",
+    as_json: JsonFlag = False,
+) -> None:
+    """Write the items of highest score for each user of a file, from one version.
+
+    The file has the columns user, items and scores, in the order of USERS.parquet. A user whom the version does not
+    have gets empty lists.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(users)
+        if column not in file.schema_arrow.names:
+            there = ", ".join(file.schema_arrow.names)
+            raise CommandError(f"{users}: has no column '{column}' (there are {there})", "name one with --column")
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{users}: {error}", "give a Parquet file") from None
+    with Client() as client:
+        manifest = client.version(collection, version)
+        try:
+            num_users, num_unknown = _write_recommended(client, manifest, file, column, out, k, exclude_seen)
+        except OSError as error:
+            raise CommandError(
+                f"{out}: {error.strerror or error}", "name a file in a folder that you can write to"
+            ) from None
+    answer = {
+        "collection": collection, "version": manifest["version"], "file": str(out), "users": num_users,
+        "unknown": num_unknown,
+    }  # fmt: skip
+    unknown = f", {num_unknown} of whom it does not have" if num_unknown else ""
+    text = f"items of {collection} {manifest['version']} for {num_users} users{unknown} written to {out}"
+    output.print_answer(answer, text, as_json)
+
+
+def _write_recommended(
+    client: Client,
+    manifest: Mapping[str, Any],
+    file: pq.ParquetFile,
+    column: str,
+    out: Path,
+    k: int,
+    exclude_seen: bool,
+) -> tuple[int, int]:
+    """Write the recommendations, block by block; return the numbers of users and of unknown users."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from embeddings.durable_files import appearing
+
+    item_type = pa.int64() if manifest["id_type"] == "int64" else pa.string()
+    schema = pa.schema(
+        {"user": file.schema_arrow.field(column).type, "items": pa.list_(item_type), "scores": pa.list_(pa.float32())},
+        metadata={"evenkeel.collection": manifest["collection"], "evenkeel.version": manifest["version"]},
+    )
+    num_users = num_unknown = 0
+    with appearing(out, durable=False) as partial, pq.ParquetWriter(partial, schema) as writer:
+        for batch in file.iter_batches(BLOCK_USERS, columns=[column]):
+            if batch.column(0).null_count:
+                raise CommandError(f"column '{column}': {batch.column(0).null_count} ids are missing", "leave them out")
+            found = client.recommend(
+                manifest["collection"], batch.column(0), k, exclude_seen=exclude_seen, version=manifest["version"]
+            )["users"]
+            items = [[item["id"] for item in user["items"]] for user in found]
+            scores = [[item["score"] for item in user["items"]] for user in found]
+            writer.write_batch(pa.record_batch([batch.column(0), items, scores], schema=schema))
+            num_users += len(found)
+            num_unknown += sum(not user["found"] for user in found)
+    return num_users, num_unknown
 
 
 def _table(client: Client, name: str, ids: list[str], version: str, dtype: str) -> pa.Table:

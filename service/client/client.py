@@ -115,16 +115,18 @@ class Client(JobCalls, VectorCalls):
         path = f"/collections/{part(collection)}/versions/{part(version)}/promote"
         return self.json("POST", path, json=body, headers=once())
 
-    def erase(self, collection: str, ids: Any, reason: str) -> Json:
+    def erase(self, collection: str, ids: Any, reason: str, *, users: bool = False) -> Json:
         """Remove the rows of ids from every kept version; return {"versions": those rewritten, "rows": rows removed}.
 
-        The ids, a list or any kind of array, tensor or series, stay out until ``readmit``.
+        The ids, a list or any kind of array, tensor or series, stay out until ``readmit``. They are ids of items, or
+        with ``users`` of users.
         """
-        return self.json("POST", f"/collections/{part(collection)}/erase", json={"ids": ids_of(ids), "reason": reason})
+        body = {"ids": ids_of(ids), "reason": reason, **({"part": "users"} if users else {})}
+        return self.json("POST", f"/collections/{part(collection)}/erase", json=body)
 
-    def readmit(self, collection: str, ids: Any, reason: str) -> Json:
+    def readmit(self, collection: str, ids: Any, reason: str, *, users: bool = False) -> Json:
         """Let erased ids be published again and return {"ids": the number of them that had been erased}."""
-        body = {"ids": ids_of(ids), "reason": reason}
+        body = {"ids": ids_of(ids), "reason": reason, **({"part": "users"} if users else {})}
         return self.json("POST", f"/collections/{part(collection)}/readmit", json=body)
 
     def canaries(self, collection: str) -> list[Json]:

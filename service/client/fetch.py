@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 MAX_IDS = 10_000
 """Most ids in one request."""
+MAX_USERS, MAX_RECOMMENDED = 1000, 100_000
+"""Most users in one request, and most items that it may ask for."""
 
 
 class VectorCalls(Session):
@@ -93,6 +95,47 @@ class VectorCalls(Session):
         query = {"id": _scalar(id)} if id is not None else {"vector": [float(x) for x in vector]}
         body = query | {"k": k, "version": version}
         return self.json("POST", f"/collections/{part(collection)}/neighbors", json=body)
+
+    def recommend(
+        self,
+        collection: str,
+        users: Any,
+        k: int = 10,
+        *,
+        exclude: Any = (),
+        exclude_seen: bool = False,
+        version: str = "current",
+    ) -> Json:
+        """Return the ``k`` items of highest score for each user, by the model of the version.
+
+        Many users are asked for in several requests, all of the version that answered the first one.
+
+        Args:
+            collection: A collection whose job publishes users.
+            users: Ids of users: a list, or any kind of array, tensor or series.
+            k: Largest number of items for each user, at most 1,000.
+            exclude: Ids of items that no user gets.
+            exclude_seen: True to leave out the items that the user had in training.
+            version: Name of a version, or ``current``.
+
+        Returns:
+            A mapping with ``version`` and ``users``, in the order of the request: mappings with ``id``, ``found`` and
+            ``items``, a list of mappings with ``id`` and ``score``, best first.
+
+        Raises:
+            TypeError: ``users`` is a single id instead of a list.
+        """
+        asked, found = ids_of(users), []
+        at_once = max(1, min(MAX_USERS, MAX_RECOMMENDED // max(k, 1)))
+        for start in range(0, max(len(asked), 1), at_once):
+            body = {
+                "users": asked[start : start + at_once], "k": k, "exclude": ids_of(exclude),
+                "exclude_seen": exclude_seen, "version": version,
+            }  # fmt: skip
+            answer = self.json("POST", f"/collections/{part(collection)}/recommend", json=body)
+            version = answer["version"]
+            found += answer["users"]
+        return {"version": version, "users": found}
 
     def vectors_table(
         self,

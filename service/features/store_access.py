@@ -32,6 +32,7 @@ _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
         "'evenkeel versions NAME' (GET /v1/collections/NAME/versions) lists them",
     ),
     (files.UnknownView, 404, "view-not-found", "GET /v1/views lists them"),
+    (files.NoUsers, 409, "no-users", "publish users by publish.users of the job, or name a version that has them"),
     (files.ViewExists, 409, "view-exists", "take another name"),
     (files.StaleParent, 409, "stale-version", "look at the current version, then decide again"),
     (files.GateHeld, 409, "held-by-gate", "set override_gate: true to serve it anyway"),

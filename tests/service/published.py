@@ -9,6 +9,7 @@ import numpy as np
 
 from embeddings.store import Collection, Store, default_view, open_store
 from embeddings.vectors.item_vectors import CARRIED, FOUND, ItemVectors
+from embeddings.vectors.user_vectors import SeenLists, UserVectors
 from service.core.settings import Settings
 
 DIM = 8
@@ -64,6 +65,13 @@ def publish(
     version = write(collection, ids, vectors, parent=parent, **fields)
     collection.publish(version, parent)
     return version, vectors
+
+
+def users_of(ids: Any, items: Any = (), seed: int = 0) -> UserVectors:
+    """Users with random vectors; the first has seen all ``items``, the others none."""
+    vectors = np.random.default_rng(1000 + seed).standard_normal((len(ids), DIM)).astype(np.float32)
+    starts = np.array([0, *[len(items)] * len(ids)])
+    return UserVectors(ids, vectors, SeenLists(np.asarray(items, np.int64), np.arange(len(items)), starts))
 
 
 def hold(settings: Settings, name: str = "items", *, seed: int = 99, **fields: Any) -> str:

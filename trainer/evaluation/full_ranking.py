@@ -22,16 +22,15 @@ from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
 from embeddings.tables.philox import table_key
-from trainer.data.batches.bags import bags_of
 from trainer.data.batches.order import rank_slice
 from trainer.data.batches.sequence_batches import NUM_EVALUATION_NEGATIVES, words
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import Int64s
 from trainer.data.columns.jagged import gather_spans, sorted_unique
-from trainer.data.prepare.examples import take
 from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.split import SPLIT_SEED
 from trainer.distributed.item_tower import tower_outputs
+from trainer.distributed.user_tower import UserTowerInputs
 from trainer.metrics.ranking import rank_of
 from trainer.sizing.memory import RANKED_SCORES, RANKED_USERS
 
@@ -202,7 +201,7 @@ def ranks_of_held_out(
     candidates = _item_side(model, data, held, device)
     if candidates is None:
         return None
-    context = _Context(data, split)
+    context = UserTowerInputs(data, split)
 
     def queries(users: Int64s) -> Tensor:
         found: Tensor = model.user_side(context.bags(users).to(device))
@@ -317,26 +316,6 @@ def _item_side(model: RankingModel, data: PreparedData, held: HeldOut, device: t
             return None
         parts.append(part)
     return torch.cat(parts)
-
-
-class _Context:
-    """Inputs of the user tower, for the users of a split."""
-
-    def __init__(self, data: PreparedData, split: str):
-        self._keys, self._columns = data.keys, {}
-        others = [key for key in data.keys if key.name not in ("user", "item") and not key.of_item]
-        if not data.is_bpr and others:
-            self._columns = {key.name: data.column(split, key) for key in others}
-            users = np.asarray(data.column(split, next(key for key in data.keys if key.name == "user")))
-            self._users, self._first = np.unique(users, return_index=True)
-
-    def bags(self, users: Int64s) -> KeyedJaggedTensor:
-        """Return a sample for each of ``users``, rows of the user table [n], with the features of the user tower."""
-        parts: dict[str, Any] = {"user": users}
-        if self._columns:
-            rows = self._first[np.searchsorted(self._users, users)]
-            parts |= {name: take(column, rows) for name, column in self._columns.items()}
-        return bags_of(self._keys, parts, len(users))
 
 
 def single_bags(names: list[str], name: str, rows: npt.NDArray[np.integer]) -> KeyedJaggedTensor:

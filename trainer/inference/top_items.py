@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from embeddings.vectors.top_k import BestSoFar
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.jagged import Jagged
 
@@ -37,8 +38,7 @@ class TopItems:
             queries: [b, dim].
             had: table rows of the items that each user had; they are left out.
         """
-        scores = np.empty((len(queries), 0), dtype=np.float32)
-        rows = np.empty((len(queries), 0), dtype=np.int64)
+        found = BestSoFar(len(queries), self.k)
         owner = np.repeat(np.arange(len(queries)), had.lengths)
         for start in range(0, len(self.candidates), _PIECE_ROWS):
             piece = queries @ self.candidates[start : start + _PIECE_ROWS].T
@@ -46,22 +46,10 @@ class TopItems:
                 piece[:, : NUM_SPECIAL_ROWS - start] = -np.inf
             inside = (had.values >= start) & (had.values < start + _PIECE_ROWS)
             piece[owner[inside], had.values[inside] - start] = -np.inf
-            best = _best(piece, self.k)
-            scores = np.concatenate([scores, np.take_along_axis(piece, best, 1)], axis=1)
-            rows = np.concatenate([rows, best + start], axis=1)
-            again = _best(scores, self.k)
-            scores, rows = np.take_along_axis(scores, again, 1), np.take_along_axis(rows, again, 1)
+            found.add(start, piece)
+        scores, rows = found.scores, found.columns
         known = np.bincount(owner[had.values >= NUM_SPECIAL_ROWS], minlength=len(queries)) > 0
         is_answer = np.isfinite(scores) & known[:, None]
         offsets = pa.array(np.append(0, np.cumsum(is_answer.sum(axis=1))), pa.int32())
         ids = self.ids.take(pa.array(rows[is_answer] - NUM_SPECIAL_ROWS))
         return pa.ListArray.from_arrays(offsets, ids), pa.ListArray.from_arrays(offsets, pa.array(scores[is_answer]))
-
-
-def _best(scores: Float32s, k: int) -> npt.NDArray[np.int64]:
-    """Return the columns of the k highest scores of each row, the highest first."""
-    if scores.shape[1] <= k:
-        return np.argsort(-scores, axis=1, kind="stable")
-    best = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)
-    order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
-    return np.take_along_axis(best, order, 1)

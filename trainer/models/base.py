@@ -186,6 +186,10 @@ class RankingModel(nn.Module):
         """
         raise NotImplementedError
 
+    def user_offsets(self, features: KeyedJaggedTensor) -> Tensor | None:
+        """Return the term [b] that <user side, item side> lacks to the score; None: nothing is lacking."""
+        return None
+
     def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         """Return the item's factor of the score, [b, d]; only the item's features in ``features`` are not empty.
 

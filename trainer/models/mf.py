@@ -71,6 +71,12 @@ class MF(RankingModel):
         of_item = torch.ones_like(user[:, :1]) if self.biases else torch.zeros_like(user[:, :1])
         return torch.cat([user[:, : self.dim], of_item], dim=1)
 
+    def user_offsets(self, features: KeyedJaggedTensor) -> Tensor | None:
+        if not self.biases:
+            return None
+        row: Tensor = self.embeddings(features).to_dict()[USER]
+        return self.mu + row[:, self.dim]
+
     def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         row: Tensor = self.embeddings(features).to_dict()[ITEM]
         return row

@@ -129,6 +129,9 @@ class TwoTower(RankingModel):
     def user_side(self, features: KeyedJaggedTensor) -> Tensor:
         return self._user(self.embeddings(features).to_dict(), None)
 
+    def user_offsets(self, features: KeyedJaggedTensor) -> Tensor | None:
+        return self.bias.expand(features.stride())
+
     def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         blocks = self.embeddings(features).to_dict()
         if self.vector_fields is not None and self.item_vectors:

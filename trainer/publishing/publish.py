@@ -5,10 +5,7 @@ The driver calls it: after the ranks have ended, or while they train if the job 
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +29,8 @@ from trainer.data.one_pass.position import Place
 from trainer.distributed.dynamic_tables import codes_of, stored_counts, taken_rows
 from trainer.distributed.item_tower import tower_outputs
 from trainer.distributed.materialize import CHUNK_ROWS, model_of_checkpoint, stored_rows
+from trainer.publishing.temporary_rows import temporary_rows
+from trainer.publishing.users import user_vectors
 from trainer.runs.directory import Run
 from trainer.runs.lineage import lineage_of
 from trainer.runs.model_comparison import read_comparison
@@ -102,6 +101,7 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
             training_step=step,
             models=comparison,
             remedies={"effective_rank": f"the vectors lie along few directions: {remedy}"},
+            users=None if spec.users is None else user_vectors(run, checkpoint),
         ),
     )
     if publication.anchor_cosine is not None:
@@ -156,10 +156,11 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     """Return one vector for each id that has a row in the published feature's table, sorted by id.
 
     The vector is the row with its idle momentum but without pending decay, which never changes a row's direction. The
-    norm is that of the row as the model reads it, decay included. An id has evidence if this job has updated its row,
-    the id occurs in the job's examples, and the norm is above NORM_FLOOR. (SSE also updates rows at random, for
-    examples of other items.) The refresh stage serves ids without evidence as before, or not at all. The vectors are in
-    an unnamed file of the run directory, which is freed with them, so memory holds one piece of the table at a time.
+    norm is that of the row as the model reads it, decay included; so is the bias, if the job publishes users. An id has
+    evidence if this job has updated its row, the id occurs in the job's examples, and the norm is above NORM_FLOOR.
+    (SSE also updates rows at random, for examples of other items.) The refresh stage serves ids without evidence as
+    before, or not at all. The vectors are in an unnamed file of the run directory, which is freed with them, so memory
+    holds one piece of the table at a time.
     """
     assert run.job.publish is not None
     data = PreparedData.open(run.data)
@@ -175,9 +176,11 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     rows_of_ids = (
         np.arange(NUM_SPECIAL_ROWS, NUM_SPECIAL_ROWS + len(ids)) if taken is None else taken[NUM_SPECIAL_ROWS:]
     )
-    vectors = _temporary_rows(run.directory, (len(ids), dim))
+    vectors = temporary_rows(run.directory, (len(ids), dim))
     norms = np.empty(len(vectors), dtype=np.float32)
     last = np.empty(len(vectors), dtype=np.int64)
+    weight = None if run.job.publish.users is None else run.job.model.item_bias_weight
+    biases = None if weight is None else np.empty(len(vectors), dtype=np.float32)
     for start in range(NUM_SPECIAL_ROWS, checkpoint.tables[table], CHUNK_ROWS):
         count = min(CHUNK_ROWS, checkpoint.tables[table] - start)
         first, end = np.searchsorted(rows_of_ids, (start, start + count))
@@ -186,8 +189,10 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
         part, picked = position[first:end], torch.from_numpy(rows_of_ids[first:end] - start)
         rows = stored_rows(run.job, checkpoint, table, start, count)
         vectors[part] = _as_float32(rows.read(table, picked, decay=False)[:, :dim])
-        served = rows.read(table, picked)[:, :dim]
-        norms[part] = _as_float32(torch.linalg.vector_norm(served.double(), dim=1))
+        served = rows.read(table, picked)
+        norms[part] = _as_float32(torch.linalg.vector_norm(served[:, :dim].double(), dim=1))
+        if biases is not None and weight is not None:
+            biases[part] = weight * _as_float32(served[:, dim])
         last[part] = rows.state(table)["last_update_step"][picked].numpy()
     if run.job.dataset.one_pass:
         counts = occurrences = stored_counts(checkpoint, table)[order]
@@ -201,6 +206,7 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
         # Rows that only histories or drawn negatives have trained are newer than before, too.
         evidence=(last > first_step) & (occurrences > 0) & (norms > NORM_FLOOR),
         counts=counts,
+        biases=biases,
     )
 
 
@@ -219,7 +225,7 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     model = model_of_checkpoint(run.job, data, checkpoint)
     keys = keys_of(catalogue.ids)
     order = np.argsort(keys, kind="stable")
-    vectors = _temporary_rows(run.directory, (len(keys), run.job.model.embedding_dim))
+    vectors = temporary_rows(run.directory, (len(keys), run.job.model.embedding_dim))
     for start in range(0, len(order), CHUNK_ROWS):
         places = order[start : start + CHUNK_ROWS]
         outputs = tower_outputs(model, data, places, torch.device("cpu"))
@@ -264,17 +270,6 @@ def with_held_rows(vectors: ItemVectors, held: VersionReader) -> ItemVectors:
         counts = counts.copy()
         counts[new] += held.counts[old].astype(counts.dtype)
     return replace(vectors, evidence=evidence, counts=counts)
-
-
-def _temporary_rows(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
-    """Return a writable float32 array in an unnamed file, whose disk space is allocated at once.
-
-    Raises:
-        OSError: the disk is full. Without allocation, a later write to the array would crash the process instead.
-    """
-    with tempfile.TemporaryFile(dir=directory) as file:
-        os.posix_fallocate(file.fileno(), 0, max(4 * shape[0] * shape[1], 1))
-        return np.memmap(file, np.float32, "r+", shape=shape)
 
 
 def _retired(run: Run, checkpoint: Checkpoint, store: Store, parent_version: str | None) -> pa.Array:

@@ -27,10 +27,13 @@ def check_published_ids(run: Run, data: PreparedData) -> None:
         assert run.dataset.items is not None
         ids, where = data.catalogue.ids, f"{run.dataset.items.uri}, column '{run.dataset.items.on}'"
     else:
-        table = next(key.table for key in data.keys if key.name == publish.feature)
+        table = _table_of(data, publish.feature)
         ids, where = data.vocabulary(table), _column_of(run, publish.feature)
     _check_type(run, publish.collection, "string" if pa.types.is_large_string(ids.type) else "int64", where)
     require_publishable(ids, lambda place: where)
+    if publish.users is not None:
+        users = data.sequences.user_ids() if data.sequence else data.vocabulary(_table_of(data, "user"))
+        require_publishable(users, lambda place: _column_of(run, "user"))
 
 
 def tables_served_as_text(run: Run) -> tuple[str, ...]:
@@ -40,6 +43,10 @@ def tables_served_as_text(run: Run) -> tuple[str, ...]:
     if publish is None or feature is None or _served_type(run, publish.collection) != "string":
         return ()
     return (feature.shares or publish.feature,)
+
+
+def _table_of(data: PreparedData, feature: str) -> str:
+    return next(key.table for key in data.keys if key.name == feature)
 
 
 def _column_of(run: Run, name: str) -> str:

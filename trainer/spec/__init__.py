@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from trainer.spec.publish import Gate as Gate
     from trainer.spec.publish import MovingAverage as MovingAverage
     from trainer.spec.publish import Publish as Publish
+    from trainer.spec.publish import Users as Users
     from trainer.spec.publish import View as View
     from trainer.spec.reading import load_documents as load_documents
     from trainer.spec.reading import parse_dataset as parse_dataset

@@ -156,9 +156,20 @@ class Evidence(Spec):
     mark_uncertain: bool = False
 
 
+class Users(Spec):
+    """Publication of users beside the items of a version, so that the version recommends items to them.
+
+    ``feature``: the feature with the users' ids. A user is published with the vector that scores items, and with the
+    items of its training rows, which recommendations can leave out.
+    """
+
+    feature: str = "user"
+
+
 class Publish(Spec):
     """Publication of a feature's vectors to a collection.
 
+    ``users``: settings of the users that are published with the items; null publishes items alone.
     ``every_seconds``, ``every_rows``: seconds, or rows, between versions that a one-pass job publishes while it trains,
     from its newest checkpoint (trainer.publishing.repeated).
     """
@@ -177,6 +188,7 @@ class Publish(Spec):
     every_seconds: float | None = later(None, gt=0.0, allow_inf_nan=False)
     every_rows: int | None = later(None, ge=1)
     evidence: Evidence = later(Evidence())
+    users: Users | None = later(None)
 
     @property
     def is_repeated(self) -> bool:

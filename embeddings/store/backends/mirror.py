@@ -42,7 +42,7 @@ from embeddings.store.files import (
     writer_lock,
 )
 from embeddings.store.lease import Lease
-from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, is_items_file
+from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, is_items_file, is_users_file
 from embeddings.store.pointer import Pointer, Served
 from embeddings.store.version import VersionReader, mark_verified, verify_file
 
@@ -366,7 +366,8 @@ class Mirror(CollectionDirectory):
     def make_reader(self, version: str, manifest: VersionManifest) -> VersionReader:
         with disk_errors(self.path):
             for file in manifest.files:
-                if not (self.rows_are_remote and file == manifest.items_file):
+                # Most readers need the items alone; whoever needs the users fetches their file.
+                if not (is_users_file(file.name) or (self.rows_are_remote and file == manifest.items_file)):
                     self._fetch_data(self.versions / version, file)
         if not self.rows_are_remote:
             return super().make_reader(version, manifest)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embeddings.store.collection.directory import CollectionDirectory, Lookup
+from embeddings.store.collection.erasure import ITEMS, Part
 from embeddings.store.collection.reader import CollectionReader
 from embeddings.store.collection.views import CollectionViews
 from embeddings.store.collection.writer import CollectionWriter
 from embeddings.store.files import StoreError, disk_errors
 from embeddings.store.manifest import VersionRecord
+from embeddings.store.users import Recommender
 from embeddings.store.version import VersionReader
 from embeddings.store.views import ViewRegistry
 from embeddings.vectors.item_vectors import Array
@@ -71,9 +73,14 @@ class Collection(CollectionWriter, CollectionViews):
         """
         return self._reader.record(version).to_json()
 
-    def id_type(self) -> str:
-        """Return the type of the collection's ids, ``int64`` or ``string``; raise UnknownCollection."""
-        return self._reader.id_type()
+    def id_type(self, part: Part = ITEMS) -> str:
+        """Return the type of the ids of items, or of users: ``int64`` or ``string``.
+
+        Raises:
+            UnknownCollection: the collection has no version.
+            NoUsers: no version has users.
+        """
+        return self._reader.id_type() if part == ITEMS else self._reader.user_id_type()
 
     def open(self, version: str = "current") -> VersionReader:
         """Return a reader of a version, or of the current version.
@@ -97,6 +104,17 @@ class Collection(CollectionWriter, CollectionViews):
             (version, status uint8 [n], vectors float32 [n, d]) of ``ids``, in the order given.
         """
         return self._reader.lookup(ids, version)
+
+    def recommender(self, version: str = "current") -> Recommender:
+        """Return the items and users of one version, which recommend items to users.
+
+        Raises:
+            NoUsers: the version has items alone.
+            UnknownVersion: there is no such version.
+            UnknownCollection: the collection has no version.
+            CorruptStore: a file of the version is damaged.
+        """
+        return self._reader.recommender(version)
 
     def open_anew(self) -> None:
         """Drop this process's open readers and manifests, so that the next reader reads the store again."""

@@ -1,12 +1,14 @@
 """Erasure: ids are removed from the current and all kept versions of a collection, and kept out of later ones.
 
-    COLLECTION/erased.json    hashes of the erased ids, pending erasures, and a log of finished ones with reasons
-               ERASING        the lock of the erasing process, one on each machine
+    COLLECTION/erased.json          hashes of the erased ids, pending erasures, and a log of finished ones with reasons
+               erased-users.json    the same for users, whose ids may equal those of items
+               ERASING              the lock of the erasing process, one on each machine
 
 First the hashes are recorded; from then on no version with such an id can be written. Then each version that has such
-ids gets a new file of item rows without them, and a new manifest that names the file. Replacing the manifest is atomic.
-The old file is removed; readers that have mapped it can finish. Last, CURRENT counts the erasure, and every process
-that sees this drops its mapped files and remembered manifests.
+ids gets a new file of rows without them, and a new manifest that names the file. Replacing the manifest is atomic. If
+items were erased, the users' file is replaced too, because it lists the items that each user had. The old files are
+removed; readers that have mapped them can finish. Last, CURRENT counts the erasure, and every process that sees this
+drops its mapped files and remembered manifests.
 
 If a process is killed on the way, the next writer, ``Collection.clean`` or the start of the service finishes the
 erasure from the recorded hashes. With a remote store several machines may erase at once: each concludes only erasures
@@ -22,10 +24,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -46,13 +48,19 @@ from embeddings.store.files import (
     replace_document,
     writer_lock,
 )
-from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
+from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, is_items_file, is_users_file
 from embeddings.store.tombstones import ErasedIds
-from embeddings.store.version import num_carried, write_items
+from embeddings.store.users import write_users
+from embeddings.store.version import VersionReader, num_carried, write_items
 from embeddings.store.views import utc_now
 from embeddings.vectors.item_vectors import Array, ItemIdError, ItemVectors, keys_of
+from embeddings.vectors.lazy_rows import Picked
+from embeddings.vectors.user_vectors import UserVectors
 
-ERASED_FILE = "erased.json"
+Part = Literal["items", "users"]
+ITEMS: Part = "items"
+USERS: Part = "users"
+ERASED_FILES: dict[Part, str] = {ITEMS: "erased.json", USERS: "erased-users.json"}
 LOCK_FILE = "ERASING"
 LOCK_SECONDS = 600.0
 LOG_LENGTH = 1000
@@ -67,19 +75,23 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
 
     # --- erased ids ------------------------------------------------------------------------------------------------
 
-    def erased(self) -> ErasedIds:
-        """Return the set of erased ids, which no version may contain."""
-        document = self._erased_document()
+    def erased(self, part: Part = ITEMS) -> ErasedIds:
+        """Return the set of erased ids of items, or of users, which no version may contain."""
+        document = self._erased_document(part)
         return ErasedIds() if document is None else ErasedIds.of(document)
 
     def erasures(self) -> list[dict[str, Any]]:
         """Return the log of erased and readmitted ids, oldest first; ids are known by hash alone.
 
-        Each entry is {at, kind: erase|readmit, reason, key, ids, rows, versions}. Entries of unfinished erasures come
-        last and have no ``rows`` yet.
+        Each entry is {at, kind: erase|readmit, reason, key, ids, rows, versions}; of users it also has ``part: users``.
+        Entries of unfinished erasures come last and have no ``rows`` yet.
         """
-        document = self._erased_document() or {"log": [], "pending": []}
-        notes = [*document["log"], *document["pending"]]
+        found: dict[str, list[dict[str, Any]]] = {"log": [], "pending": []}
+        for part in ERASED_FILES:
+            document = self._erased_document(part) or {}
+            for kind, notes in found.items():
+                notes += [{**note, **({} if part == ITEMS else {"part": part})} for note in document.get(kind, ())]
+        notes = [note for kind in found.values() for note in sorted(kind, key=lambda note: str(note["at"]))]
         return [{name: value for name, value in note.items() if name != "token"} for note in notes]
 
     def num_erasures(self) -> int:
@@ -89,13 +101,13 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
         """
         return self._files.pointer.read().erasures
 
-    def _refuse_erased(self, keys: Array) -> None:
+    def _refuse_erased(self, keys: Array, part: Part = ITEMS) -> None:
         """Raise IdsErased if one of ``keys`` was erased."""
-        num_erased = int(np.count_nonzero(self.erased().matches(keys)))
+        num_erased = int(np.count_nonzero(self.erased(part).matches(keys)))
         if num_erased:
             raise IdsErased(
-                f"collection '{self._files.name}': {num_erased} of the ids were erased: leave them out, or readmit "
-                "them first"
+                f"collection '{self._files.name}': {num_erased} of the {'ids' if part == ITEMS else 'users'} were "
+                "erased: leave them out, or readmit them first"
             )
 
     def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
@@ -114,88 +126,93 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
 
     # --- erasing ---------------------------------------------------------------------------------------------------
 
-    def erase(self, ids: Any, reason: str, *, key: str | None = None) -> dict[str, Any]:
+    def erase(self, ids: Any, reason: str, *, key: str | None = None, part: Part = ITEMS) -> dict[str, Any]:
         """Erase the rows of ``ids`` from every kept version, and keep them out until they are readmitted.
 
         If this is interrupted, the next writer finishes it.
 
         Args:
-            ids: ids of the collection's type; ids that no version has are kept out, too.
+            ids: ids of the part's type; ids that no version has are kept out, too.
             reason: reason that the log keeps.
             key: the id of the API key of the request.
+            part: ``items`` or ``users``.
 
         Returns:
             {"versions": names of the rewritten versions, "rows": number of rows that they lost}.
 
         Raises:
             UnknownCollection: the collection has no version.
+            NoUsers: ids of users, and no version has users.
             ItemIdError: ids of another type.
             ValueError: the reason is empty.
             StoreBusy: another process held the lock for too long.
             StoreFull: the disk, quota or file size limit ended a write.
             CorruptStore: the current version cannot be read.
         """
-        keys = self._checked(ids, reason)
+        keys = self._checked(ids, reason, part)
         with disk_errors(self._files.path), self._erasing():
             # The token identifies the pending entry, whichever machine finishes it.
             token = secrets.token_hex(8)
             note = {"at": utc_now(), "kind": "erase", "reason": reason, "key": key, "ids": len(keys), "token": token}
             with self._files.writing():
-                document = self._erased_document()
+                document = self._erased_document(part)
                 known = ErasedIds() if document is None else ErasedIds.of(document)
-                self._write_erased(document, known.adding(keys), pending=note)
-            self._finish(token)
-            return self._outcome(token)
+                self._write_erased(part, document, known.adding(keys), pending=note)
+            self._finish(part, token)
+            return self._outcome(part, token)
 
-    def readmit(self, ids: Any, reason: str, *, key: str | None = None) -> int:
+    def readmit(self, ids: Any, reason: str, *, key: str | None = None, part: Part = ITEMS) -> int:
         """Let erased ids be published again, and return how many of them were erased.
 
         Their rows stay erased; the ids return with the next run that has them. Raises as ``erase`` does.
         """
-        keys = self._checked(ids, reason)
+        keys = self._checked(ids, reason, part)
         with disk_errors(self._files.path), self._erasing():
-            self._finish()
+            self._finish(part)
             with self._files.writing():
-                document = self._erased_document()
+                document = self._erased_document(part)
                 if document is None:
                     return 0
                 known = ErasedIds.of(document)
                 left = known.without(keys)
                 number = len(known) - len(left)
                 note = {"at": utc_now(), "kind": "readmit", "reason": reason, "key": key, "ids": number}
-                self._write_erased(document, left, done=note if number else None)
+                self._write_erased(part, document, left, done=note if number else None)
         return number
 
     def finish_erasure(self) -> None:
         """Finish interrupted erasures; do nothing if there are none, or if another process is finishing them."""
-        document = self._erased_document()
-        if document is None or not document["pending"]:
+        documents = [(part, self._erased_document(part)) for part in ERASED_FILES]
+        pending = [part for part, document in documents if document is not None and document["pending"]]
+        if not pending:
             return
         with disk_errors(self._files.path), contextlib.suppress(StoreBusy), self._erasing(timeout_seconds=0.0):
-            self._finish()
+            for part in pending:
+                self._finish(part)
 
-    def _finish(self, own: str | None = None) -> None:
+    def _finish(self, part: Part, own: str | None = None) -> None:
         """Carry out pending erasures until none is left; the caller holds this machine's lock of the erasing process.
 
         ``own`` is the token of the caller's own entry in the list of pending erasures.
         """
-        while (document := self._erased_document()) is not None and document["pending"]:
-            self._carry_out(document, own)
+        while (document := self._erased_document(part)) is not None and document["pending"]:
+            self._carry_out(part, document, own)
 
-    def _carry_out(self, document: dict[str, Any], own: str | None) -> None:
+    def _carry_out(self, part: Part, document: dict[str, Any], own: str | None) -> None:
         """Rewrite versions and settings for all erasures pending in ``document``, and move these to the log."""
         taken, known = document["pending"], ErasedIds.of(document)
-        self._remove_items(known)
+        if part == ITEMS:
+            self._remove_items(known)
         lost: dict[str, int] = {}
         # A version that was being written when the ids were recorded is refused at its commit.
         versions = self._kept_versions()
         while versions:
-            lost |= {version: self._rewrite(version, known) for version in versions}
-            versions, known = self._committed_since(taken, lost)
+            lost |= {version: self._rewrite(version, known, part) for version in versions}
+            versions, known = self._committed_since(part, taken, lost)
         with self._files.writing():
             # Count it even if this process rewrote nothing: a killed one may have rewritten versions.
             self._files.pointer.count_erasure()
-            self._conclude(taken, own, {version: num_rows for version, num_rows in lost.items() if num_rows})
+            self._conclude(part, taken, own, {version: num_rows for version, num_rows in lost.items() if num_rows})
         if self._files.unswept is not None:
             raise StoreUnavailable(
                 f"collection '{self._files.name}': the ids are no longer served, but objects with their rows are in "
@@ -205,26 +222,28 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
     def _kept_versions(self) -> list[str]:
         return [record.manifest.version for record in self._reader.records() if record.state != "expired"]
 
-    def _committed_since(self, taken: list[dict[str, Any]], seen: Container[str]) -> tuple[list[str], ErasedIds]:
+    def _committed_since(
+        self, part: Part, taken: list[dict[str, Any]], seen: Container[str]
+    ) -> tuple[list[str], ErasedIds]:
         """Return further versions to rewrite, those not in ``seen``, and the set of ids that are erased now.
 
         There are none in a local store. In a remote one, a version's rows may depend on rows that an earlier version
         had before it was rewritten, and so keep these alive.
         """
         with self._files.writing():
-            document = self._erased_document()
+            document = self._erased_document(part)
             assert document is not None
             is_ours = any(note in taken for note in document["pending"])
             versions = self._kept_versions() if self._files.rows_are_remote and is_ours else []
             return [version for version in versions if version not in seen], ErasedIds.of(document)
 
-    def _conclude(self, taken: list[dict[str, Any]], own: str | None, rewritten: dict[str, int]) -> None:
+    def _conclude(self, part: Part, taken: list[dict[str, Any]], own: str | None, rewritten: dict[str, int]) -> None:
         """Move the pending entries ``taken`` to the log, unless another machine did; the caller holds the writer lock.
 
         The versions and rows rewritten are recorded in the caller's own entry (``own``) if it was taken, else in the
         latest.
         """
-        document = self._erased_document()
+        document = self._erased_document(part)
         assert document is not None
         ended = [{**note, "versions": [], "rows": 0} for note in document["pending"] if note in taken]
         pending = [note for note in document["pending"] if note not in taken]
@@ -235,17 +254,17 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
                 versions = list(dict.fromkeys([*log[number]["versions"], *rewritten]))
                 num_rows = log[number]["rows"] + sum(rewritten.values())
                 log[number] = {**log[number], "versions": versions, "rows": num_rows}
-        self._write_erased({**document, "log": log, "pending": pending}, ErasedIds.of(document))
+        self._write_erased(part, {**document, "log": log, "pending": pending}, ErasedIds.of(document))
 
-    def _outcome(self, token: str) -> dict[str, Any]:
+    def _outcome(self, part: Part, token: str) -> dict[str, Any]:
         """Return {versions, rows} from the log entry of an erasure, whichever machine finished it."""
-        document = self._erased_document()
+        document = self._erased_document(part)
         notes = [] if document is None else document["log"]
         note = next((note for note in reversed(notes) if note.get("token") == token), {"versions": [], "rows": 0})
         return {"versions": note["versions"], "rows": note["rows"]}
 
-    def _rewrite(self, version: str, known: ErasedIds) -> int:
-        """Give a version a new file of item rows without the erased ids, and return the number of rows removed.
+    def _rewrite(self, version: str, known: ErasedIds, part: Part) -> int:
+        """Give a version new files without the rows of the erased ids, and return the number of rows removed.
 
         Rows are read and written in parts, without the writer lock.
         """
@@ -262,6 +281,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
                     self._reader.forget(version)
                     continue
                 items = reader.items()
+                users = self._users(reader)
             except UnknownVersion:
                 return 0
             except CorruptStore:
@@ -270,8 +290,13 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
                 # A damaged version cannot be served, and may hold erased rows.
                 self.expire(version)
                 return 0
-            gone = known.matches(items.keys)
-            if not (gone.any() or self._files.rows_are_remote):
+            if part == USERS:
+                gone = known.matches(users.keys) if users is not None else np.zeros(0, dtype=np.bool_)
+            else:
+                gone = known.matches(items.keys)
+            # Remote rows of a version may depend on those of an earlier one, so all of them are written again.
+            writes_items = part == ITEMS and (bool(gone.any()) or self._files.rows_are_remote)
+            if not (gone.any() or writes_items):
                 if _unnamed(directory, before):
                     with self._files.writing():
                         _remove_unnamed(directory, self._reader.manifest_now(version))
@@ -279,43 +304,60 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
             with self._files.writing():
                 workspace = Workspace(self._files.versions)
             with workspace:
-                remaining = items.take(np.flatnonzero(~gone))
-                path = workspace.path / f"items-{1 + len(before.erasures):04d}.arrow"
-                file = write_items(path, remaining, before.dtype)
+                suffix, files = f"-{1 + len(before.erasures):04d}", []
+                remaining = np.flatnonzero(~gone)
+                if writes_items:
+                    items = items.take(remaining)
+                    files.append(write_items(workspace.path / f"items{suffix}.arrow", items, before.dtype))
+                if users is not None:
+                    if part == USERS:
+                        users = users.take(remaining)
+                    elif users.scored is not None:
+                        users = replace(users, scored=Picked(users.scored, remaining))
+                    files += write_users(workspace.path, users, items.keys, before.dtype, suffix)
                 with self._files.writing():
                     # Retention, or an eraser on another machine, may have been faster.
                     if self._reader.manifest_now(version) != before or self._is_expired(version):
                         continue
-                    after = _manifest_after(before, file, remaining, int(np.count_nonzero(gone)))
-                    os.rename(path, directory / file.name)
+                    after = _manifest_after(before, files, items, users, int(np.count_nonzero(gone)))
+                    for file in files:
+                        os.rename(workspace.path / file.name, directory / file.name)
                     fsync_path(directory)
                     replace_document(directory / MANIFEST_FILE, after.to_json())
                     self._reader.forget(version)
                     _remove_unnamed(directory, after)
                 return int(np.count_nonzero(gone))
 
+    def _users(self, reader: VersionReader) -> UserVectors | None:
+        return self._reader.recommender(reader.version).users if reader.manifest.users_file is not None else None
+
     def _is_expired(self, version: str) -> bool:
         return self._reader.record(version).state == "expired"
 
     # --- the document ----------------------------------------------------------------------------------------------
 
-    def _checked(self, ids: Any, reason: str) -> Array:
+    def _checked(self, ids: Any, reason: str, part: Part) -> Array:
         if not reason.strip():
             raise ValueError("a reason is kept with what is erased; say why")
         keys = np.unique(keys_of(ids))
         if not len(keys):
             raise ItemIdError("there are no ids to erase")
-        given, stored = "int64" if keys.dtype.kind == "i" else "string", self._reader.id_type()
+        given = "int64" if keys.dtype.kind == "i" else "string"
+        stored = self._reader.id_type() if part == ITEMS else self._reader.user_id_type()
         if given != stored:
-            raise ItemIdError(f"the ids of collection '{self._files.name}' are {stored}, those given are {given}")
+            whose = "" if part == ITEMS else "of users "
+            raise ItemIdError(
+                f"the ids {whose}of collection '{self._files.name}' are {stored}, those given are {given}"
+            )
         return keys
 
-    def _erased_document(self) -> dict[str, Any] | None:
+    def _erased_document(self, part: Part) -> dict[str, Any] | None:
         self._files.follow()
-        return read_document(self._files.path / ERASED_FILE)
+        return read_document(self._files.path / ERASED_FILES[part])
 
     def _write_erased(
         self,
+        part: Part,
         document: dict[str, Any] | None,
         known: ErasedIds,
         *,
@@ -328,7 +370,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
             "log": [*before["log"], *([done] if done else [])][-LOG_LENGTH:],
             "pending": [*before["pending"], *([pending] if pending else [])],
         }
-        replace_document(self._files.path / ERASED_FILE, after)
+        replace_document(self._files.path / ERASED_FILES[part], after)
 
     @contextlib.contextmanager
     def _erasing(self, timeout_seconds: float | None = None) -> Iterator[None]:
@@ -337,13 +379,27 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
             yield
 
 
-def _manifest_after(before: VersionManifest, file: FileEntry, remaining: ItemVectors, num_rows: int) -> VersionManifest:
+def _manifest_after(
+    before: VersionManifest,
+    files: Sequence[FileEntry],
+    items: ItemVectors,
+    users: UserVectors | None,
+    num_rows: int,
+) -> VersionManifest:
+    """Return the manifest with the new ``files``; rows of materialized views go with rewritten items."""
+    with_items = any(is_items_file(file.name) for file in files)
+    staying = [
+        file
+        for file in before.files
+        if file.name.startswith(_WITHOUT_ROWS) or not (with_items or is_users_file(file.name))
+    ]
     return replace(
         before,
-        rows=len(remaining),
-        carried=num_carried(remaining),
-        files=(file, *(other for other in before.files if other.name.startswith(_WITHOUT_ROWS))),
-        views=tuple(replace(view, materialized=False) for view in before.views),
+        rows=len(items),
+        carried=num_carried(items),
+        files=(*files, *staying),
+        users=None if before.users is None or users is None else {**before.users, "rows": len(users)},
+        views=tuple(replace(view, materialized=view.materialized and not with_items) for view in before.views),
         erasures=(*before.erasures, {"at": utc_now(), "rows": num_rows}),
     )
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embeddings.store.collection.directory import VERSION_PATTERN, CollectionDirectory, Lookup
-from embeddings.store.files import CorruptStore, RowsGone, UnknownCollection, UnknownVersion
+from embeddings.store.files import CorruptStore, NoUsers, RowsGone, UnknownCollection, UnknownVersion
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, VersionRecord
 from embeddings.store.pointer import Served
+from embeddings.store.users import Recommender
 from embeddings.store.version import VersionReader
 from embeddings.store.views import ROTATION_FILE, ViewRegistry, read_matrix
 from embeddings.vectors.item_vectors import Array
@@ -39,6 +40,7 @@ class CollectionReader:
         self._marks: dict[str, tuple[int, ...] | None] = {}
         self._pointer_mark: tuple[int, ...] | None = None
         self._readers: collections.OrderedDict[str, VersionReader] = collections.OrderedDict()
+        self._recommenders: dict[VersionReader, Recommender] = {}
         self._erasures = 0
         self._damaged: dict[str, str] = {}
 
@@ -137,6 +139,13 @@ class CollectionReader:
             raise UnknownCollection(f"there is no collection '{self._files.name}': it has no version yet")
         return self.manifest(names[-1]).id_type
 
+    def user_id_type(self) -> str:
+        """Return the id type of the users of the newest version that has users; raise NoUsers if none has."""
+        for record in reversed(self.records()):
+            if record.manifest.users is not None:
+                return str(record.manifest.users["id_type"])
+        raise NoUsers(f"no version of collection '{self._files.name}' has users: erase ids of items instead")
+
     # --- rows ------------------------------------------------------------------------------------------------------
 
     def open(self, version: str = "current") -> VersionReader:
@@ -162,6 +171,37 @@ class CollectionReader:
             return self._files.lookup_current(ids, self.open)
         reader = self.open(version)
         return reader.version, *reader.lookup(ids)
+
+    def recommender(self, version: str = "current") -> Recommender:
+        """Return the items and users of a version (see Collection.recommender)."""
+        for _ in range(_ATTEMPTS):
+            reader = self.open(version)
+            with self._lock:
+                known = self._recommenders.get(reader)
+            if known is not None:
+                return known
+            file = reader.manifest.users_file
+            if file is None:
+                raise NoUsers(
+                    f"version {reader.version} of '{self._files.name}' has no users: publish one by a job with "
+                    "publish.users, or name a version that has them"
+                )
+            try:
+                path, scored = self._files.data_file(reader.version, file), reader.manifest.scored_file
+                made = Recommender(
+                    reader, path, None if scored is None else self._files.data_file(reader.version, scored)
+                )
+            except CorruptStore:
+                # The version may have expired, or lost users to an erasure, since it was opened.
+                if self._is_replaced(reader.version, reader.manifest) or self._files.is_expired(reader.version):
+                    self.forget(reader.version)
+                    continue
+                raise
+            with self._lock:
+                if self._readers.get(reader.version) is reader:
+                    self._recommenders[reader] = made
+            return made
+        raise CorruptStore(f"collection '{self._files.name}': version {version} changes faster than it can be read")
 
     def opened(self, version: str) -> VersionReader | None:
         """Return the reader of a version if this process has it open, and no rows were erased since; else None."""
@@ -206,8 +246,9 @@ class CollectionReader:
         """Drop manifests and readers of the given versions from the cache, or of all; open readers stay readable."""
         with self._lock:
             for version in versions or {*self._manifests, *self._readers}:
-                for known in (self._manifests, self._marks, self._readers):
+                for known in (self._manifests, self._marks):
                     known.pop(version, None)
+                self._drop(version)
         self._views.forget_rows()
 
     def _forget_replaced(self, served: Served) -> None:
@@ -276,8 +317,13 @@ class CollectionReader:
                 return reader  # rows were erased meanwhile: this reader may finish, the next is opened anew
             self._readers[name] = reader
             while len(self._readers) > CACHED_READERS:
-                self._readers.popitem(last=False)
+                self._drop(next(iter(self._readers)))
         return reader
+
+    def _drop(self, version: str) -> None:
+        reader = self._readers.pop(version, None)
+        if reader is not None:
+            self._recommenders.pop(reader, None)
 
     def _is_replaced(self, version: str, manifest: VersionManifest) -> bool:
         """Return True if a version's manifest on disk now differs from ``manifest``."""

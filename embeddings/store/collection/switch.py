@@ -181,7 +181,9 @@ class VersionSwitch:
                 raise UnknownVersion(f"version {version} of '{name}' has expired: its vectors were removed")
             if switch.kind == "publish" and state != "candidate":
                 raise StoreError(f"version {version} of '{name}' is {state}: only a candidate is published; promote it")
-            self._reader.open(version)
+            if self._reader.open(version).manifest.users is not None:
+                # Damage in either part is found before the switch.
+                self._reader.recommender(version)
             entry: dict[str, Any] = {**asdict(switch), "at": utc_now()}
             if overrides:
                 # Before the switch, so that a version served against the gate's verdict always records who promoted it.

@@ -10,9 +10,10 @@ from typing import Any, Literal
 import numpy as np
 
 from embeddings.durable_files import fsync_path, write_file
-from embeddings.store.collection.erasure import CollectionErasure
+from embeddings.store.collection.erasure import USERS, CollectionErasure
 from embeddings.store.files import Workspace, disk_errors, encode_document
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
+from embeddings.store.users import users_entry, write_users
 from embeddings.store.version import (
     ITEMS_FILE,
     items_of,
@@ -24,6 +25,7 @@ from embeddings.store.version import (
 )
 from embeddings.store.views import ROTATION_FILE, ViewRegistry, matrix_batch, utc_now
 from embeddings.vectors.item_vectors import Array, ItemVectors
+from embeddings.vectors.user_vectors import UserVectors
 
 DTYPES = ("float32", "float16")
 
@@ -47,6 +49,8 @@ class CollectionWriter(CollectionErasure):
         extra: Mapping[str, Any] | None = None,
         rotation: Array | None = None,
         dtype: Literal["float32", "float16"] = "float32",
+        users: UserVectors | None = None,
+        users_feature: str = "user",
     ) -> str:
         """Write a new immutable version in state candidate and return its name; the served version does not change.
 
@@ -66,10 +70,12 @@ class CollectionWriter(CollectionErasure):
             rotation: [d, d], the rotation from the model's own coordinates to those of the version, for consumers that
                 have vectors of the model.
             dtype: type of the stored vectors; lookups give float32 in any case.
+            users: the users of the version, in the coordinates of ``items``; None: it has items alone.
+            users_feature: feature of the job that has the users' ids.
 
         Raises:
             ValueError: no rows, or rows that are not finite in ``dtype``.
-            IdsErased: ``items`` has ids that were erased.
+            IdsErased: ``items`` or ``users`` has ids that were erased.
             StoreFull: the disk, quota or file size limit ended the write.
         """
         if dtype not in DTYPES:
@@ -77,7 +83,7 @@ class CollectionWriter(CollectionErasure):
         if not len(items):
             raise ValueError(f"collection '{self._files.name}': there is no item vector to publish")
         self.finish_erasure()
-        self._refuse_erased(items.keys)
+        self._refuse_all_erased(items, users)
         with disk_errors(self._files.path):
             self._files.prepare()
             with self._files.writing():
@@ -87,6 +93,8 @@ class CollectionWriter(CollectionErasure):
                 files = [write_items(workspace.path / ITEMS_FILE, items, dtype)]
                 # From here on use the written rows, so that they are not computed again.
                 items = items_of(read_arrow(workspace.path / ITEMS_FILE))
+                if users is not None:
+                    files += write_users(workspace.path, users, items.keys, dtype)
                 views = self._registry.all(anchor_generation)
                 files += self._registry.write_into(workspace.path, views, items)
                 aligned = alignment(items) if callable(alignment) else alignment
@@ -95,7 +103,7 @@ class CollectionWriter(CollectionErasure):
                     files.append(write_arrow(workspace.path / ROTATION_FILE, batch))
                 with self._files.writing():
                     # Check again: ids may have been erased while the rows were being written.
-                    self._refuse_erased(items.keys)
+                    self._refuse_all_erased(items, users)
                     version = self._files.next_version()
                     manifest = VersionManifest(
                         collection=self._files.name,
@@ -115,10 +123,16 @@ class CollectionWriter(CollectionErasure):
                         gate=tuple(dict(check) for check in gate),
                         views=tuple(replace(view, file=None) for view in views),
                         files=tuple(files),
+                        users=None if users is None else users_entry(users, users_feature),
                         extra=dict(extra or {}),
                     )
                     self._move_into_place(workspace, manifest)
         return version
+
+    def _refuse_all_erased(self, items: ItemVectors, users: UserVectors | None) -> None:
+        self._refuse_erased(items.keys)
+        if users is not None:
+            self._refuse_erased(users.keys, USERS)
 
     def clean(self) -> None:
         """Remove files of killed writers, and finish interrupted erasures; ``write`` does this, too."""

@@ -10,13 +10,14 @@ MODULES: tuple[str, ...] = (
     "internal",
     "schedules",
     "collections",
+    "recommend",
     "gate",
     "erasure",
     "views",
     "webhooks",
     "dashboard",
 )
-FEATURE_MODULES: tuple[str, ...] = ("vectors", "health", "collections", "views")
+FEATURE_MODULES: tuple[str, ...] = ("vectors", "health", "collections", "recommend", "views")
 
 
 def for_role(role: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, FailFast, Field, StrictInt, StrictStr
 
 from embeddings.refresh import scratch
+from embeddings.store.collection.erasure import ITEMS, USERS, Part
 from service.api.routes.collections import CollectionName, existing
 from service.core import errors
 from service.features.store_access import ids_as, in_store, store_of, store_problems
@@ -25,12 +26,16 @@ _threads = ThreadPoolExecutor(4, thread_name_prefix="erasure")
 
 
 class Ids(BaseModel):
-    """The ids and the reason. The reason is kept; the ids are kept only as hashes."""
+    """The ids and the reason. The reason is kept; the ids are kept only as hashes.
+
+    ``part``: items, or users whom a job has published beside its items.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     ids: Annotated[list[StrictInt | StrictStr], FailFast()] = Field(min_length=1, max_length=100_000)
     reason: str = Field(min_length=1, max_length=1000)
+    part: Part = ITEMS
 
 
 class Erased(BaseModel):
@@ -53,7 +58,7 @@ async def _in_turn(call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(_threads, lambda: context.run(call))
 
 
-@router.post("/{collection}/erase", responses=errors.responses(404, 507))
+@router.post("/{collection}/erase", responses=errors.responses(404, 409, 507))
 async def erase(request: Request, collection: CollectionName, body: Ids, principal: FeaturesWriter) -> Erased:
     """Remove the rows of the ids from every kept version; later versions leave the ids out until they are readmitted.
 
@@ -61,7 +66,10 @@ async def erase(request: Request, collection: CollectionName, body: Ids, princip
     """
 
     def remove() -> dict[str, Any]:
-        ids, store = ids_as(existing(request, collection).id_type(), body.ids), store_of(request)
+        target, store = existing(request, collection), store_of(request)
+        ids = ids_as(target.id_type(body.part), body.ids)
+        if body.part == USERS:
+            return target.erase(ids, body.reason, key=principal.key_id, part=USERS)
         done = scratch.erase(store, collection, ids, body.reason, key=principal.key_id)
         for name in (collection, *scratch.scratch_names(store, collection)):
             request.app.state.neighbors.forget(name, principal.tenant)
@@ -70,13 +78,14 @@ async def erase(request: Request, collection: CollectionName, body: Ids, princip
     return Erased(**await _in_turn(remove))
 
 
-@router.post("/{collection}/readmit", responses=errors.responses(404, 507))
+@router.post("/{collection}/readmit", responses=errors.responses(404, 409, 507))
 async def readmit(request: Request, collection: CollectionName, body: Ids, principal: FeaturesWriter) -> Readmitted:
     """Allow erased ids to be published again, by the next run whose data contains them."""
 
     def admit() -> int:
         target = existing(request, collection)
-        return target.readmit(ids_as(target.id_type(), body.ids), body.reason, key=principal.key_id)
+        ids = ids_as(target.id_type(body.part), body.ids)
+        return target.readmit(ids, body.reason, key=principal.key_id, part=body.part)
 
     return Readmitted(ids=await _in_turn(admit))
 

@@ -10,6 +10,7 @@ import pytest
 
 from embeddings.store import Collection, StoreError, UnknownVersion
 from embeddings.vectors.item_vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors
+from embeddings.vectors.user_vectors import SeenLists, UserVectors
 from tests.contracts.store.base import Base, Reopen, items, publish
 
 
@@ -160,3 +161,30 @@ class Contents(Base):
         with pytest.raises(ValueError, match="float32, float16"):
             collection.write(large, dtype="int8")  # type: ignore[arg-type]
         assert collection.versions() == []
+
+    def test_users_are_a_part_of_the_version(self, collection: Collection, again: Reopen) -> None:
+        """They are read elsewhere, scored against the vectors kept for it, and erased there too."""
+        random = np.random.default_rng(0)
+        served, scored, vectors = (random.standard_normal((n, 4)).astype(np.float32) for n in (6, 6, 5))
+        biases, keys = random.standard_normal(6).astype(np.float32), np.arange(10, 16)
+        seen = SeenLists(keys, np.array([0, 1, 1, 3]), np.array([0, 2, 3, 3, 4, 4]))
+        users = UserVectors(np.arange(5), vectors, seen, scored=scored)
+        content = ItemVectors(keys, served, norms=np.ones(6), biases=biases)
+        publish(collection, content, users=users)
+        scores = vectors @ scored.T + biases
+        other = again().collection("items")
+        for where in (collection, other):
+            found = where.recommender().top([3, 0], 6, exclude_seen=True)
+            assert found.items == [
+                [int(key) for key in keys[np.argsort(-scores[user])] if key not in had]
+                for user, had in ((3, [13]), (0, [10, 11]))
+            ]
+        collection.erase([1], "they asked", part="users")
+        collection.erase([11], "withdrawn")
+        for where in (again().collection("items"), collection):
+            found = where.recommender().top([0, 1], 6, exclude_seen=True)
+            assert found.found.tolist() == [True, False]
+            assert found.items[0] == [int(key) for key in keys[np.argsort(-scores[0])] if key not in (10, 11)]
+            np.testing.assert_allclose(found.scores[0], np.sort(scores[0, 2:])[::-1], rtol=1e-5)
+        with pytest.raises(StoreError, match="1 of the users were erased"):
+            again().collection("items").write(content.take(np.array([0])), users=users)

@@ -22,6 +22,7 @@ from embeddings.refresh.publish import Settings as Stage
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from service.core.settings import Settings
+from tests.service import published
 from tests.service.service_kit import job_body
 
 NUM_ITEMS, DIM = 300, 8
@@ -95,6 +96,7 @@ def seed(settings: Settings, tenant: str = "default") -> None:
                 Stage(ema=None, gate=Gate("report")),
                 parent_version=store.collection("items").current(),
                 model="bpr",
+                users=published.users_of(np.arange(1, 5), [1, 2]),
             ),
         )
     labels = {"id": np.arange(NUM_ITEMS), "label": np.repeat(["a", "b", "c"], NUM_ITEMS // 3)}
@@ -259,6 +261,7 @@ class Tour:
         await self.visit(f"GET {one}/versions/{{version}}/snapshot", "items", "v000001")
         await self.visit(f"POST {one}/vectors", "items", body={"ids": [1, 2, 99], "version": "current"})
         await self.visit(f"POST {one}/neighbors", "items", body={"id": 1, "k": 3})
+        await self.visit(f"POST {one}/recommend", "items", body={"users": [1, 2, 99], "k": 3, "exclude_seen": True})
         await self._page("/collections")
         await self._page("/collections/{collection}", "items")
         await self.visit("GET /dashboard/parts/versions/{collection}", "items")

@@ -41,6 +41,7 @@ COMMANDS = {
     f"POST {COLLECTION}/versions/{{version}}/promote": "promote",
     f"POST {COLLECTION}/vectors": "fetch",
     "POST /v1/views/{name}/vectors": "fetch",
+    f"POST {COLLECTION}/recommend": "recommend",
     f"POST {COLLECTION}/canaries": "canaries add",
     f"GET {COLLECTION}/canaries": "canaries list",
     f"DELETE {COLLECTION}/canaries/{{name}}": "canaries delete",

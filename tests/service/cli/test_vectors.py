@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -51,6 +52,36 @@ def test_versions_fetch_and_promote(run: Run, served: Served, tmp_path: Path):
     assert len(near) == 3
     assert "10" not in [line[0] for line in near]
     assert run("neighbors", "films", "ten").code == 2
+
+
+def test_recommend_writes_items_for_the_users_of_a_file(
+    run: Run, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everybody = published.users_of([f"u{number}" for number in range(5)], [10, 20])
+    version, vectors = published.publish(served.settings, "songs", users=everybody)
+    file, out = tmp_path / "users.parquet", tmp_path / "items.parquet"
+    pq.write_table(pa.table({"user": ["u3", "nobody", "u0", "u1", "u3"], "age": [1, 2, 3, 4, 5]}), file)
+    monkeypatch.setattr("service.cli.vectors.BLOCK_USERS", 2)
+    done = run("recommend", "songs", str(file), "--k", "4", "--exclude-seen", "--out", str(out), "--json").json
+    assert done == {"collection": "songs", "version": version, "file": str(out), "users": 5, "unknown": 1}
+    table = pq.read_table(out)
+    assert table.schema.metadata[b"evenkeel.version"] == version.encode()
+    scores = np.asarray(everybody.vectors @ vectors.T)
+    scores[0, :2] = -np.inf  # the first has seen these
+    order = np.argsort(-scores, axis=1)[:, :4]
+    expected = [(10 * (order[number] + 1)).tolist() for number in (3, 0, 1)]
+    assert table.column("user").to_pylist() == ["u3", "nobody", "u0", "u1", "u3"]
+    assert table.column("items").to_pylist() == [expected[0], [], expected[1], expected[2], expected[0]]
+    np.testing.assert_allclose(table.column("scores")[2].as_py(), scores[0][order[0]], rtol=1e-5)
+    pq.write_table(pa.table({"id": ["u3"]}), file)
+    refused = run("recommend", "songs", str(file), "--out", str(tmp_path / "none.parquet"))
+    assert (refused.code, "has no column 'user' (there are id)" in refused.err) == (1, True)
+    assert run("recommend", "songs", str(file), "--column", "id", "-o", str(out)).code == 0
+    assert len(pq.read_table(out).column("items")[0]) == 10
+    published.publish(served.settings, "alone")
+    refused = run("recommend", "alone", str(file), "--column", "id", "--out", str(tmp_path / "none.parquet"))
+    assert (refused.code, "has no users" in refused.err) == (1, True)
+    assert not (tmp_path / "none.parquet").exists()
 
 
 def test_versions_and_promote_say_how_the_model_does(run: Run, served: Served):

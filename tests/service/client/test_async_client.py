@@ -48,11 +48,12 @@ async def test_calls_pages_vectors_and_snapshots(client: AsyncClient, served: Se
     await client.add_dataset(serving.dataset(served.data))
     with Client(served.url, served.key) as other:
         assert await client.datasets() == other.datasets()
-        version, _ = published.publish(served.settings)
+        version, _ = published.publish(served.settings, users=published.users_of([1, 2]))
         several = await asyncio.gather(*(client.vectors("items", [10, number]) for number in range(20, 120, 10)))
         expected = other.vectors("items", [10, 20])
         assert {got.version for got in several} == {version}
         np.testing.assert_array_equal(several[0].vectors, expected.vectors)
+        assert await client.recommend("items", [1, 2], 3) == other.recommend("items", [1, 2], 3)
         path = await client.snapshot("items", tmp_path / "items.parquet")
         assert path.read_bytes() == other.snapshot("items", tmp_path / "others.parquet").read_bytes()
     firsts = [one async for one in client.items("/audit", 1)]

@@ -372,6 +372,37 @@ def test_versions_promotion_and_snapshot(served: Served, client: Client, tmp_pat
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_recommend_asks_in_blocks_of_one_version(
+    served: Served, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = np.arange(7)
+    version, vectors = published.publish(served.settings, "songs", users=published.users_of(users, [10, 20]))
+    whole = client.recommend("songs", users, 3)
+    assert (whole["version"], [user["id"] for user in whole["users"]]) == (version, users.tolist())
+    scores = published.users_of(users).vectors @ vectors.T
+    assert [user["items"][0]["id"] for user in whole["users"]] == [10 * int(best + 1) for best in scores.argmax(axis=1)]
+    seen = client.recommend("songs", [0], 50, exclude=np.array([30]), exclude_seen=True)["users"][0]["items"]
+    assert len(seen) == 47
+    assert not {10, 20, 30} & {item["id"] for item in seen}
+    monkeypatch.setattr("service.client.fetch.MAX_USERS", 2)
+    ask, asked = client.json, []
+
+    def switched_meanwhile(method: str, path: str, **options: Any) -> Any:
+        answer = ask(method, path, **options)
+        if not asked:
+            published.publish(served.settings, "songs", seed=5, users=published.users_of(users, seed=5))
+        asked.append(options["json"]["users"])
+        return answer
+
+    monkeypatch.setattr(client, "json", switched_meanwhile)
+    parts = client.recommend("songs", users, 3)
+    assert parts["version"] == version
+    for part, before in zip(parts["users"], whole["users"], strict=True):
+        assert [item["id"] for item in part["items"]] == [item["id"] for item in before["items"]]
+    assert asked == [[0, 1], [2, 3], [4, 5], [6]]
+    assert client.recommend("songs", [], 3)["users"] == []
+
+
 def test_vectors_as_numpy_and_as_arrow(served: Served, client: Client):
     version, vectors = published.publish(served.settings, "films", carried=(1,))
     client.add_view({"name": "films_raw", "collection": "films", "kind": "identity"})

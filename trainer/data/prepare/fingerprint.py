@@ -124,6 +124,8 @@ def fingerprint_of(plan: DataPlan, base: WarmStart, files: Files) -> str:
         relevant.append("users")
     if plan.keeps_seen and not plan.is_bpr:
         relevant.append("seen items")
+    if plan.publishes_users and plan.is_sequence:
+        relevant.append("users of sequences")
     if plan.all_numeric:
         relevant.append(None if base.numeric is None else [one.as_json() for one in base.numeric])
     if plan.vectors:

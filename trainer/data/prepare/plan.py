@@ -137,8 +137,13 @@ class DataPlan:
 
     @property
     def keeps_seen(self) -> bool:
-        """True if each user's items in training are kept, to exclude them from drawn negatives and rankings."""
-        return self.is_bpr or ranks_catalogue(self.job)
+        """True if each user's items in training are kept, to exclude them from negatives, rankings, recommendations."""
+        return self.is_bpr or ranks_catalogue(self.job) or (self.publishes_users and not self.is_sequence)
+
+    @property
+    def publishes_users(self) -> bool:
+        """True if users are published with the items, so that a sequence model's job keeps their ids too."""
+        return self.job.publish is not None and self.job.publish.users is not None
 
     @property
     def trained(self) -> tuple[FeaturePlan, ...]:

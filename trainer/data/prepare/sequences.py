@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from trainer.data.columns.jagged import Jagged, gather_spans
 from trainer.data.errors import DataError
@@ -21,6 +22,7 @@ from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import DROPPED, SPLIT_NAMES, TRAIN
 
 FOLDER = "sequences"
+USERS_FILE = "users.arrow"
 ITEM, TARGET, NEGATIVE = SEQUENCE_KEYS = ("item", "item__target", "item__negative")
 Int64s = npt.NDArray[np.int64]
 
@@ -36,6 +38,8 @@ class SequenceRows:
         assert ordering is not None
         self._where = f"dataset '{plan.dataset.name}', training split"
         self._orders = encoded.order(ordering)
+        user = plan.direct("user")
+        self._ids = encoded.codes[user.domain].ids if plan.publishes_users and user is not None else None
         self._parts: list[tuple[npt.NDArray[Any], ...]] = []
 
     def add(self, examples: Examples) -> None:
@@ -64,6 +68,12 @@ class SequenceRows:
         by_time = np.lexsort((orders, users))  # stable: equal times stay in the order of rows
         users, items, sides = users[by_time], row_of_item[items[by_time]], sides[by_time]
         starts = np.append(np.flatnonzero(np.r_[True, users[1:] != users[:-1]]), len(users))
+        if self._ids is not None:
+            (directory / FOLDER).mkdir(exist_ok=True)
+            batch = pa.record_batch({"id": self._ids.take(pa.array(users[starts[:-1]]))})
+            with pa.OSFile(str(directory / FOLDER / USERS_FILE), "wb") as file:
+                with pa.ipc.new_file(file, batch.schema) as writer:
+                    writer.write_batch(batch)
         seen = np.append(0, np.cumsum(sides == TRAIN))
         train_starts = seen[starts]
         if np.diff(train_starts).max(initial=0) < 2:
@@ -98,7 +108,7 @@ class Sequences:
     """
 
     def __init__(self, directory: Path):
-        folder = directory / FOLDER
+        folder = self._folder = directory / FOLDER
         self.items: npt.NDArray[np.int32] = map_array(folder / "items.bin", CODE)
         self.sides: npt.NDArray[np.uint8] = map_array(folder / "sides.bin", LABEL)
         self.starts: Int64s = map_array(folder / "starts.bin", OFFSET)
@@ -106,6 +116,11 @@ class Sequences:
         self.held: dict[str, Int64s] = {
             name: map_array(folder / f"{name}.bin", OFFSET) for name in SPLIT_NAMES if name != "train"
         }
+
+    def user_ids(self) -> pa.Array:
+        """Return the raw id of each sequence's user, memory-mapped; kept only for jobs that publish users."""
+        with pa.memory_map(str(self._folder / USERS_FILE)) as file:
+            return pa.ipc.open_file(file).get_batch(0).column(0)
 
     def history(self, split: str, places: Int64s) -> tuple[Jagged, Jagged]:
         """Return two lists for each held-out example: the items before it, and all items of its user in any split.

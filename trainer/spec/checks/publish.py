@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from embeddings.optim.registry import KINDS
 from embeddings.rff.registry import feature_map
+from trainer.spec.models.base import kinds_that
+from trainer.spec.models.two_tower import belongs_to_pair
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
     if spec.publish is None:
         return
     yield from _view_problems(spec.publish.views, spec.model.embedding_dim)
+    if spec.publish.users is not None:
+        yield from _user_problems(spec)
     if not spec.model.determines_vectors and spec.model.effective_init.kind != "hash":
         yield FieldProblem(
             "model.init",
@@ -75,6 +79,23 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         )
 
 
+def _user_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    """Yield the reasons why a job has no users to publish, whatever its dataset."""
+    assert spec.publish is not None
+    assert spec.publish.users is not None
+    if not spec.model.has_user_vectors:
+        kinds = ", ".join(kinds_that("has_user_vectors"))
+        yield FieldProblem(
+            "publish.users", f"scores of {spec.model.kind} are no products with a user's vector", f"use one of {kinds}"
+        )
+    if spec.publish.users.feature != "user":
+        yield FieldProblem("publish.users.feature", f"users are the feature 'user' of {spec.model.kind}", "use user")
+    if spec.dataset.one_pass:
+        yield FieldProblem(
+            "publish.users", "a one-pass job keeps no rows of its users", "leave it out, or dataset.one_pass"
+        )
+
+
 def _view_problems(views: Sequence[View], dim: int) -> Iterator[FieldProblem]:
     """Yield a problem for each view that vectors of ``dim`` columns do not allow, before the job is trained."""
     names = [view.name for view in views]
@@ -94,6 +115,8 @@ def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldPr
     if job.publish is None or job.publish.feature not in dataset.features:
         return
     items = job.publish.feature
+    if job.publish.users is not None and not (job.model.reads_pairs or job.model.reads_sequences):
+        yield from _user_fit_problems(dataset)
     if dataset.features[items].type not in ("id", "id_list"):
         yield FieldProblem(
             "publish.feature", f"'{items}' has no ids whose rows could be published", "name a feature that has ids"
@@ -113,6 +136,21 @@ def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldPr
                     f"sse of '{name}', which reads the table of '{items}', would pull rows to other items' rows",
                     f"leave sse of '{name}' out, or the anchor",
                 )
+
+
+def _user_fit_problems(dataset: DatasetSpec) -> Iterator[FieldProblem]:
+    """Yield the features that differ between rows of a user, or that are no ids: the user has no one vector."""
+    for name in ("user", "item"):
+        if name in dataset.features and dataset.features[name].type != "id":
+            what = f"'{name}' is {dataset.features[name].type}, and each row needs one {name}"
+            yield FieldProblem("publish.users", what, "use type id, or leave users out")
+    for name, feature in dataset.features.items():
+        if name not in ("user", "item") and not (feature.has_ids and belongs_to_pair(name, feature, dataset)):
+            yield FieldProblem(
+                "publish.users",
+                f"a user's vector depends on '{name}', and only ids that join on the user are the same in all its rows",
+                f"leave {name} out of the dataset, or users out",
+            )
 
 
 def _frozen_context_problems(items: str, dataset: DatasetSpec) -> Iterator[FieldProblem]:

@@ -108,6 +108,8 @@ class ModelSpec(Spec):
     """True if its lookups give one pooled row for each bag of ids, not a row for each id."""
     ranks_all_items: ClassVar[bool] = False
     """True if its score is a product of a user vector and an item vector."""
+    has_user_vectors: ClassVar[bool] = False
+    """True if a user's scores are products of one vector with item vectors, so that users can be published."""
     has_dynamic_tables: ClassVar[bool] = False
     """True if it supports dynamic tables, because it reads only the table rows of ids in the batch."""
     determines_vectors: ClassVar[bool] = False
@@ -170,6 +172,16 @@ class ModelSpec(Spec):
     def num_negatives(self) -> int:
         """Number of negatives drawn for each target."""
         return 1
+
+    @property
+    def item_bias_weight(self) -> float | None:
+        """Factor with which the column after an item's vector is added to its scores; None: it is not."""
+        return None
+
+    @property
+    def scores_unit_items(self) -> bool:
+        """True if item vectors are scaled to length 1 before they are multiplied with a user's."""
+        return bool(getattr(self, "normalize", False))
 
     @property
     def history_length(self) -> int:

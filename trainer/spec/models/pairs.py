@@ -97,6 +97,12 @@ class BPRSpec(PartnerSpec):
 
     kind: Literal["bpr"]
 
+    has_user_vectors = True
+
+    @property
+    def item_bias_weight(self) -> float | None:
+        return None if self.normalize else 1.0 / self.temperature
+
     def table_columns(self, table: str) -> int:
         return self.embedding_dim + 1 if table == "item" else self.embedding_dim
 
@@ -134,11 +140,16 @@ class MFSpec(PairSpec):
 
     kind: Literal["mf"]
 
+    has_user_vectors = True
     has_distances = True
     loss: LossName = "bce"  # not for a warm start: the model's constant depends on the loss
     biases: bool = later(True)
 
     losses = ("bce", "mse")
+
+    @property
+    def item_bias_weight(self) -> float | None:
+        return 1.0 if self.biases else None
 
     def table_columns(self, table: str) -> int:
         return self.embedding_dim + 1

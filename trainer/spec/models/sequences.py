@@ -115,6 +115,8 @@ class PieceSpec(SequenceSpec, RetrievalSettings):
 
     length: int = Field(default=50, ge=1, le=1000)
 
+    has_user_vectors = True
+
     @property
     def history_length(self) -> int:
         return self.length

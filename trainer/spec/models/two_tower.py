@@ -40,6 +40,7 @@ class TwoTowerSpec(TowerSpec):
     reads_numbers = True
     reads_items = True
     ranks_all_items = True
+    has_user_vectors = True
     has_dynamic_tables = True
     has_context = True
     has_distances = True
@@ -110,7 +111,7 @@ class TwoTowerSpec(TowerSpec):
                 "name the file in items of the dataset",
             )
         yield from super().fit_problems(job, dataset)
-        others = sorted(name for name, one in dataset.features.items() if not _is_of_pair(name, one, dataset))
+        others = sorted(name for name, one in dataset.features.items() if not belongs_to_pair(name, one, dataset))
         if others and any(ranking_parts(name) is not None for name in job.evaluation.metrics):
             yield FieldProblem(
                 "evaluation.metrics",
@@ -125,7 +126,7 @@ class TwoTowerSpec(TowerSpec):
             yield from _item_table_problems(job)
 
 
-def _is_of_pair(name: str, feature: Feature, dataset: DatasetSpec) -> bool:
+def belongs_to_pair(name: str, feature: Feature, dataset: DatasetSpec) -> bool:
     """Return True if a feature is the item, or the same in all rows of a user."""
     if name in ("user", "item"):
         return True

@@ -268,7 +268,7 @@ def test_what_an_earlier_release_left_under_way_is_finished(root: Path, collecti
     known = ErasedIds().adding(keys_of(ERASED))
     note = {"at": "2026-01-01T00:00:00Z", "kind": "erase", "reason": "they asked", "key": None, "ids": len(ERASED)}
     document = {**known.as_dict(), "log": [], "pending": [note]}
-    replace_document(root / "collections/items" / erasure.ERASED_FILE, document)
+    replace_document(root / "collections/items" / erasure.ERASED_FILES["items"], document)
     collection.clean()
     assert_gone(root, before)
     assert collection.erasures()[0]["rows"] == 5 * len(ERASED)

@@ -1,0 +1,220 @@
+"""Top items for users of MovieLens-1M over five warm refreshes: served lists beside the job's own, and their latency.
+
+    python -m benchmarks.recommend [SPEC ...] [--full] [--rows FILE] [--refreshes 5] [--epochs 2] [--folder DIR]
+
+Each spec's job is trained, and refreshed from the day before with another seed, each day on its own nine tenths of the
+rows. ``ema`` is the average of the spec, or none. Lists leave out what the user had in training.
+One JSON line per spec, average and day:
+
+- ``overlap``: mean share of a user's own top 20 that is served, the job's own being computed from the unrotated,
+  unaveraged vectors of its checkpoint;
+- ``relevant``, ``own_relevant``: mean recall@20 of held-out positives in the served lists, and in the job's own;
+- ``retained``: relevant / own_relevant.
+
+One more line per spec with ``one_ms``: median and 95th percentile of one user's top 20 over HTTP, one request at a
+time, and ``all_seconds``: all users through the client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from benchmarks.support.harness import parse, say
+from embeddings.store import Collection, open_store
+from embeddings.vectors.item_vectors import Array, find_rows, unit_rows
+from embeddings.vectors.top_k import top_k
+from trainer.checkpoint.format import latest_valid
+from trainer.data.batches.prepared import PreparedData
+from trainer.launch.driver import execute
+from trainer.launch.in_process import read_spec
+from trainer.launch.on_host import start_ranks
+from trainer.publishing.publish import candidate_of
+from trainer.publishing.users import user_vectors
+from trainer.runs.directory import Run, read_run, write_run
+from trainer.spec import DatasetSpec, JobSpec, parse_job
+
+SPECS = (Path("examples/ml1m.yaml"),)
+ALL_SPECS = (*SPECS, Path("examples/ml1m_two_tower.yaml"), Path("examples/ml1m_sasrec.yaml"))
+K = 20
+REQUESTS = 300
+
+
+def trained(folder: Path, job: JobSpec, dataset: DatasetSpec, day: int, before: Run | None, rows: Path) -> Run:
+    """Train a day's job on nine tenths of ``rows``, from the day before if there is one, and publish it."""
+    table = pq.read_table(rows)
+    generator = np.random.default_rng(day)
+    uri = folder / f"day{day}.parquet"
+    pq.write_table(table.filter(generator.random(table.num_rows) < 0.9), uri)
+    collection = open_store(str(folder / "store")).collection(job.publish.collection) if job.publish else None
+    changes: dict[str, Any] = {"seed": day}
+    if before is not None:
+        changes |= {"init_from": {"job": before.run_id}, "epochs": 1}
+    document = job.model_dump(mode="json", exclude_unset=True)
+    directory = write_run(
+        folder / f"run{day}",
+        run_id=f"run{day}",
+        job=parse_job({**document, **changes}),
+        dataset=dataset.model_copy(update={"uri": str(uri)}),
+        store_url=str(folder / "store"),
+        init_checkpoint=None if before is None else str(before.checkpoints),
+        parent_version=None if collection is None else collection.current(),
+    )
+    run = read_run(directory)
+    if execute(run, start_ranks) != 0:
+        raise RuntimeError(f"{job.name}: day {day} failed")
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """The job's own scores, from its checkpoint: users and items as keys, and a user's positions of seen items."""
+
+    users: Array
+    items: Array
+    lists: Array
+
+    @classmethod
+    def of(cls, run: Run) -> Own:
+        checkpoint = latest_valid(run.checkpoints)
+        assert checkpoint is not None
+        items, users = candidate_of(run, checkpoint), user_vectors(run, checkpoint)
+        trained_items = np.flatnonzero(items.evidence)
+        rows = unit_rows(np.asarray(items.vectors)[trained_items])[0].astype(np.float32)
+        if not users.unit_items:
+            rows *= items.norms[trained_items, None]
+        scores = np.asarray(users.vectors) @ rows.T
+        if items.biases is not None:
+            scores += items.biases[trained_items]
+        owners = np.repeat(np.arange(len(users)), np.diff(users.seen.starts))
+        seen = find_rows(items.keys[trained_items], users.seen.items)[users.seen.positions]
+        scores[owners[seen >= 0], seen[seen >= 0]] = -np.inf
+        return cls(users.keys, items.keys[trained_items], items.keys[trained_items][top_k(scores, K)])
+
+
+def relevant(run: Run, users: Array) -> list[set[int]]:
+    """Return the held-out positives of each user: the test rows, or of a sequence model the last item."""
+    data = PreparedData.open(run.data)
+    found: dict[int, set[int]] = {}
+    items = data.vocabulary("item").to_numpy()
+    if data.sequence:
+        places = data.sequences.held["test"]
+        owners = np.searchsorted(data.sequences.starts, places, side="right") - 1
+        pairs = zip(data.sequences.user_ids().to_numpy()[owners], data.sequences.items[places], strict=True)
+        kept: Iterator[tuple[int, int]] = ((int(user), int(row)) for user, row in pairs)
+    else:
+        keys = {key.name: key for key in data.keys}
+        positive = np.asarray(data.labels("test")) == 1
+        rows = np.asarray(data.column("test", keys["user"]))[positive]
+        names = data.vocabulary("user").to_numpy()
+        columns = zip(rows, np.asarray(data.column("test", keys["item"]))[positive], strict=True)
+        kept = ((int(names[user - 2]), int(row)) for user, row in columns if user >= 2)
+    for user, row in kept:
+        if row >= 2:
+            found.setdefault(user, set()).add(int(items[row - 2]))
+    return [found.get(int(user), set()) for user in users]
+
+
+def compared(run: Run, collection: Collection) -> dict[str, Any]:
+    own = Own.of(run)
+    served = collection.recommender().top(own.users, K, exclude_seen=True).items
+    held_out = relevant(run, own.users)
+    shares = [len(set(mine.tolist()) & set(theirs)) / K for mine, theirs in zip(own.lists, served, strict=True)]
+    recalls = np.array(
+        [
+            (len(held & set(theirs)) / min(len(held), K), len(held & set(mine.tolist())) / min(len(held), K))
+            for held, mine, theirs in zip(held_out, own.lists, served, strict=True)
+            if held
+        ]
+    ).mean(axis=0)
+    return {
+        "version": collection.current(), "users": len(own.users), "items": len(own.items),
+        "overlap": round(float(np.mean(shares)), 4), "relevant": round(float(recalls[0]), 4),
+        "own_relevant": round(float(recalls[1]), 4), "retained": round(float(recalls[0] / recalls[1]), 4),
+    }  # fmt: skip
+
+
+def latency(folder: Path, collection: str, users: npt.NDArray[Any]) -> dict[str, Any]:
+    """Time requests against a service in a process of its own."""
+    import os
+    import subprocess
+    import sys
+
+    from service.client import Client
+
+    home, port = folder / "home", "18431"
+    environment = {
+        **os.environ, "EVENKEEL_HOME": str(home), "EVENKEEL_STORE_URL": str(folder / "store"),
+        "EVENKEEL_URL": f"http://127.0.0.1:{port}",
+    }  # fmt: skip
+    command = [sys.executable, "-c", "from service.cli.main import app; app()", "serve", "--port", port]
+    service = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not (home / "admin.key").exists():
+            if service.poll() is not None:
+                raise RuntimeError(f"the service ended with {service.returncode} before it made its first key")
+            time.sleep(0.2)
+        key = (home / "admin.key").read_text().strip()
+        with Client(f"http://127.0.0.1:{port}", key) as client:
+            client.recommend(collection, [int(users[0])], K, exclude_seen=True)
+            times = []
+            for user in np.random.default_rng(0).choice(users, REQUESTS):
+                started = time.perf_counter()
+                client.recommend(collection, [int(user)], K, exclude_seen=True)
+                times.append(1000 * (time.perf_counter() - started))
+            started = time.perf_counter()
+            client.recommend(collection, users, K, exclude_seen=True)
+            seconds = time.perf_counter() - started
+    finally:
+        service.terminate()
+        service.wait()
+    p50, p95 = np.percentile(times, (50, 95))
+    return {"one_ms": [round(p50, 2), round(p95, 2)], "all_users": len(users), "all_seconds": round(seconds, 2)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recommend", description=__doc__)
+    parser.add_argument("specs", nargs="*", type=Path)
+    parser.add_argument("--rows", type=Path, help="the ratings (default: the file of each spec's dataset)")
+    parser.add_argument("--refreshes", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=2, help="epochs of the first day")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--ema", choices=("spec", "null", "both"), default="both")
+    options = parse(parser, arguments)
+    for path in options.specs or (ALL_SPECS if options.full else SPECS):
+        dataset, job = read_spec(path)
+        for ema in ("spec", "null") if options.ema == "both" else (options.ema,):
+            with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+                measure(Path(scratch), dataset, job, ema, options)
+    return 0
+
+
+def measure(folder: Path, dataset: DatasetSpec, job: JobSpec, ema: str, options: argparse.Namespace) -> None:
+    assert job.publish is not None
+    document = job.model_dump(mode="json", exclude_unset=True)
+    document["publish"] |= {"users": {"feature": "user"}, "gate": {"mode": "report"}}
+    document |= {"epochs": options.epochs, "resources": {"num_workers": 1}}
+    if ema == "null":
+        document["publish"]["ema"] = None
+    job = parse_job(document)
+    collection = open_store(str(folder / "store")).collection(document["publish"]["collection"])
+    run = None
+    for day in range(options.refreshes + 1):
+        run = trained(folder, job, dataset, day, run, options.rows or Path(dataset.uri))
+        say({"model": job.model.kind, "ema": ema, "day": day, **compared(run, collection)})
+    if ema == "spec":
+        users = np.array([int(key) for key in collection.recommender().users.keys])
+        say({"model": job.model.kind, **latency(folder, collection.name, users)})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,115 @@
+"""Items for users over HTTP: what is answered, refused, and never mixed while versions are switched."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.api.routes import recommend
+from service.core.settings import Settings
+from tests.service import published
+
+pytestmark = pytest.mark.anyio
+
+URL = "/v1/collections/items/recommend"
+SEEN = [10, 40, 70]
+
+
+def publish(settings: Settings, seed: int = 0, users: Any = (1, 2, 3)) -> tuple[str, np.ndarray]:
+    """A version with users, and its scores [users, items]."""
+    everybody = published.users_of(users, SEEN, seed)
+    version, vectors = published.publish(settings, seed=seed, users=everybody)
+    return version, np.asarray(everybody.vectors @ vectors.T)
+
+
+def best(scores: np.ndarray, k: int, without: Any = ()) -> list[int]:
+    ids = [10 * int(row + 1) for row in np.argsort(-scores)]
+    return [one for one in ids if one not in without][:k]
+
+
+async def test_each_user_gets_its_best_items(client: Any, settings: Settings) -> None:
+    version, scores = publish(settings)
+    answer = await client.post(URL, json={"users": [2, 9, 1], "k": 4})
+    assert answer.status_code == 200
+    body = answer.json()
+    assert body["version"] == version
+    second, unknown, first = body["users"]
+    assert (second["id"], second["found"]) == (2, True)
+    assert [item["id"] for item in second["items"]] == best(scores[1], 4)
+    np.testing.assert_allclose([item["score"] for item in second["items"]], np.sort(scores[1])[::-1][:4], rtol=1e-5)
+    assert unknown == {"id": 9, "found": False, "items": []}
+    assert [item["id"] for item in first["items"]] == best(scores[0], 4)
+
+
+async def test_items_are_left_out_by_id_and_because_they_were_seen(client: Any, settings: Settings) -> None:
+    _, scores = publish(settings)
+    body = {"users": [1, 2], "k": 50, "exclude": ["20", "999"], "exclude_seen": True}
+    first, second = (await client.post(URL, json=body)).json()["users"]
+    assert [item["id"] for item in first["items"]] == best(scores[0], 50, [20, *SEEN])
+    assert [item["id"] for item in second["items"]] == best(scores[1], 50, [20])
+
+
+async def test_requests_that_cannot_be_answered(
+    client: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(settings)
+    alone, _ = published.publish(settings, seed=1)
+    answer = await client.post(URL, json={"users": [1]})
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:evenkeel:no-users")
+    assert alone in answer.json()["detail"]
+    assert (await client.post(URL, json={"users": [1], "version": "v000001"})).status_code == 200
+    assert (await client.post(URL, json={"users": [1], "version": "v000009"})).status_code == 404
+    assert (await client.post("/v1/collections/none/recommend", json={"users": [1]})).status_code == 404
+    at_first: dict[str, Any] = {"version": "v000001"}
+    for wrong in ({}, {"users": ["x"]}, {"users": [1], "k": 0}, {"users": [1.5]}, {"users": [1], "of": 1}):
+        assert (await client.post(URL, json=at_first | wrong)).status_code == 422, wrong
+    monkeypatch.setattr(recommend, "MAX_ITEMS", 10)
+    answer = await client.post(URL, json={"users": [1, 2, 3], "k": 5})
+    assert answer.status_code == 422
+    assert "ask for at most 2 users at once" in answer.text
+
+
+async def test_users_are_never_scored_against_items_of_another_version(client: Any, settings: Settings) -> None:
+    """While versions are switched; a version without users is among them, and answers 409."""
+    made = dict(publish(settings, seed) for seed in range(4))
+    alone, _ = published.publish(settings, seed=9)
+    collection = published.store_at(settings).collection("items")
+    expected = {version: best(scores[0], 10) for version, scores in made.items()}
+    answered: dict[str, int] = {}
+
+    async def ask() -> None:
+        for _ in range(40):
+            answer = await client.post(URL, json={"users": [1]})
+            if answer.status_code == 409:
+                assert alone in answer.text
+                answered[alone] = answered.get(alone, 0) + 1
+                continue
+            body = answer.json()
+            assert [item["id"] for item in body["users"][0]["items"]] == expected[body["version"]]
+            answered[body["version"]] = answered.get(body["version"], 0) + 1
+
+    async def switch() -> None:
+        for number in range(60):
+            version = [*made, alone][number % 5]
+            await asyncio.to_thread(collection.promote, version, "to and fro")
+
+    await asyncio.gather(switch(), ask(), ask())
+    assert sum(answered.values()) == 80
+    assert len(answered) > 2
+
+
+async def test_erased_users_are_unknown(client: Any, settings: Settings) -> None:
+    publish(settings)
+    erased = await client.post(
+        "/v1/collections/items/erase", json={"ids": [2], "reason": "they asked", "part": "users"}
+    )
+    assert erased.json() == {"versions": ["v000001"], "rows": 1}
+    users = (await client.post(URL, json={"users": [1, 2]})).json()["users"]
+    assert [user["found"] for user in users] == [True, False]
+    (note,) = (await client.get("/v1/collections/items/erasures")).json()["items"]
+    assert (note["part"], note["rows"]) == ("users", 1)
+    readmitted = {"ids": [2, 3], "reason": "they came back", "part": "users"}
+    assert (await client.post("/v1/collections/items/readmit", json=readmitted)).json() == {"ids": 1}
