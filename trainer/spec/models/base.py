@@ -249,7 +249,7 @@ class ModelSpec(Spec):
             yield FieldProblem("model.init.kind", why, "use hash or normal")
 
     def collapse_remedy(self, dataset: DatasetSpec) -> str:
-        """Return what to change if the published vectors lie along few directions."""
+        """Return the remedy for published vectors that lie along few directions."""
         if self.determines_vectors:
             return "train for more epochs, or with a larger optimizer.learning_rate"
         return "train for more epochs, or with a kind whose loss determines the vectors (bpr, two_tower)"
