@@ -296,8 +296,9 @@ class Demo:
         implicit = self.dataset.label.negatives is not None
         beside_item = any(feature.join is not None and feature.join.on == "item" for feature in features.values())
         job = self.job(name)
+        kind, loss = ("bpr", "bpr") if implicit or beside_item else ("two_tower", "bce")
         job |= {
-            "model": {"kind": "bpr" if implicit or beside_item else "two_tower", "embedding_dim": 16},
+            "model": {"kind": kind, "loss": loss, "embedding_dim": 16},
             # On the user's own data a large rate would make rare items all move along their first step.
             "optimizer": {"learning_rate": 0.005 if self.data is None else 0.001},
             "epochs": 3,
