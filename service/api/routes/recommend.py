@@ -33,7 +33,7 @@ class RecommendRequest(BaseModel):
 
     users: Ids = Field(max_length=MAX_USERS)
     k: int = Field(default=10, ge=1, le=1000)
-    exclude: Ids = Field(default=[], max_length=10_000)
+    exclude: Ids = Field(default=[], max_length=1000)
     exclude_seen: bool = False
     version: str = "current"
 
