@@ -1,6 +1,6 @@
 """The console script ``evenkeel``: jobs, the service itself, and the checks before both.
 
-Exit codes: 0 done, 1 failed, 2 usage, 3 held by the gate (``submit --wait``,
+Exit codes: 0 done, 1 failed, 2 usage or a spec that is not valid, 3 held by the gate (``submit --wait``,
 ``schedules backfill``). Nothing here imports torch.
 """
 
@@ -25,7 +25,6 @@ from service.cli.output import FAILED, HELD, USAGE, CommandError, JsonFlag, ask
 from service.cli.schedules import schedules
 from service.cli.webhooks import webhooks
 from service.client import Client, ProblemError, ServiceError
-from trainer.spec.problems import InvalidFieldsError
 
 if TYPE_CHECKING:
     from trainer.spec import DatasetSpec, JobSpec
@@ -92,11 +91,11 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
         prediction = estimate(job, dataset, placement.gpu_bytes(job))
         answer = {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": prediction}
         if not prediction["rows"] and dataset.messages is None:
-            raise CommandError(f"{dataset.uri}: has no rows", "point uri at data with rows")
+            raise CommandError(f"{dataset.uri}: has no rows", "point uri at data with rows", USAGE)
         problem = too_large(job, prediction, placement.memory_bytes())
         problem = problem or placement.gpu_problem(job)
         if problem is not None:
-            raise CommandError(*problem)
+            raise CommandError(*problem, USAGE)
     else:
         with Client() as client, _naming(spec):
             answer = {"dataset": job.dataset.name, "job": job.name, **client.estimate(job)}
@@ -434,6 +433,12 @@ def _print_estimate(estimate: Mapping[str, Any]) -> None:
         output.note(line)
 
 
+def _is_of_a_spec(error: Exception) -> bool:
+    from trainer.spec.problems import InvalidFieldsError  # at the start of a command it would take too long
+
+    return isinstance(error, InvalidFieldsError)
+
+
 def main() -> None:
     """Run a command; every error that a user can fix ends as one message and an exit code, never as a traceback."""
     try:
@@ -444,12 +449,9 @@ def main() -> None:
     except ServiceError as error:
         output.error(error.message, error.remedy)
         sys.exit(FAILED)
-    except InvalidFieldsError as error:
-        output.error(str(error))
-        sys.exit(USAGE)
     except (ValueError, TimeoutError) as error:
         output.error(str(error))
-        sys.exit(FAILED)
+        sys.exit(USAGE if _is_of_a_spec(error) else FAILED)
     except BrokenPipeError:
         # The reader of the pipe has exited (`| head`): not an error, but nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -78,7 +78,7 @@ def test_submit_registers_nothing_for_a_job_that_does_not_fit(run: Run, new: Pat
     dataset, job = yaml.safe_load_all(new.read_text())
     new.write_text(yaml.safe_dump_all([dataset, job | {"sse": {"colour": {}}}]))
     done = run("submit", str(new))
-    assert done.code == 1
+    assert done.code == 2
     assert "colour" in done.err
     assert dataset["name"] not in names(run)
 

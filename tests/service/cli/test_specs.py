@@ -41,7 +41,7 @@ def test_bad_specs(run: Run, tmp_path: Path, text: str, says: str):
 
 def test_a_file_that_is_not_there(run: Run, tmp_path: Path):
     done = run("validate", str(tmp_path / "no.yaml"))
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (2, "")
     assert "No such file" in done.err
 
 
@@ -80,7 +80,7 @@ def test_validate_compares_a_job_with_its_parent(run: Run, served: Served, tmp_p
     )  # fmt: skip
     job = serving.job() | {"model": {"kind": "dnn"}, "init_from": {"job": "parent"}}
     done = run("validate", str(serving.write_spec(tmp_path / "spec.yaml", dataset, job)))
-    assert done.code == 1
+    assert done.code == 2
     assert "features.who: the parent read it, and the dataset has no 'who'" in done.err
     assert "{renamed: {who: user}}" in done.err
     job["init_from"]["renamed"] = {"who": "user"}
@@ -102,7 +102,7 @@ def test_validate_refuses_what_does_not_fit_with_the_arithmetic(run: Run, served
     alone = serving.write_spec(tmp_path / "alone.yaml", serving.job() | small)
     for file in (both, alone):
         done = run("validate", str(file))
-        assert done.code == 1
+        assert done.code == 2
         assert "resources.memory_bytes_per_worker is 950,000,000: table " in done.err
         assert "peak per rank = tables" in done.err
         assert "allow more: the process and its batches alone do not fit" in done.err
@@ -116,7 +116,7 @@ def test_validate_refuses_what_the_gpu_does_not_hold(
     both = tmp_path / "both.yaml"
     both.write_text(yaml.safe_dump_all([documents[0], documents[1] | {"resources": {"gpus_per_worker": 1}}]))
     done = run("validate", str(both))
-    assert done.code == 1
+    assert done.code == 2
     assert "bytes of its GPU, which has 1,000,000: table " in done.err
 
 
@@ -156,7 +156,7 @@ def test_validate_names_what_does_not_fit_the_dataset(run: Run, served: Served, 
     alone = serving.write_spec(tmp_path / "alone.yaml", job)
     for file in (both, alone):
         done = run("validate", str(file))
-        assert done.code == 1
+        assert done.code == 2
         assert "sse.colour" in done.err
         assert "no such feature" in done.err
 
@@ -194,10 +194,10 @@ def test_a_file_without_rows_is_not_valid(run: Run, served: Served, tmp_path: Pa
     pq.write_table(pq.read_table(serving.dataset(served.data)["uri"]).slice(0, 0), empty)
     job = serving.job() | {"dataset": {"name": "norows"}}
     done = run("validate", str(serving.write_spec(tmp_path / "norows.yaml", dataset, job)))
-    assert (done.code, "has no rows" in done.err) == (1, True)
+    assert (done.code, "has no rows" in done.err) == (2, True)
     assert run("datasets", "add", str(tmp_path / "norows.yaml")).code == 0
     done = run("validate", str(serving.write_spec(tmp_path / "job.yaml", job)))
-    assert (done.code, "has no rows" in done.err) == (1, True)
+    assert (done.code, "has no rows" in done.err) == (2, True)
     assert run("datasets", "delete", "norows").out == "dataset norows deleted\n"
     done = run("datasets", "delete", "norows")
     assert (done.code, "remedy: 'evenkeel datasets list'" in done.err) == (1, True)

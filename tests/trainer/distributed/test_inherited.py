@@ -95,6 +95,7 @@ class Runs:
         hidden = {} if kind in ("fm", *PAIRS, *SEQUENCES) else {"hidden": [8, 6]}
         model = {
             "kind": kind,
+            "loss": "bce",
             "embedding_dim": 4,
             "init": {"kind": "hash", "std": 0.3},
             **hidden,

@@ -119,7 +119,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory):
 
     def make(kind: str):
         if kind not in runs:
-            model = {"kind": kind, "embedding_dim": 4, "init": {"kind": "hash", "std": 0.3}} | SIZES.get(kind, {})
+            model = {"kind": kind, "loss": "bce", "embedding_dim": 4, "init": {"kind": "hash", "std": 0.3}}
+            model |= SIZES.get(kind, {})
             job = {
                 "name": "small",
                 "dataset": {"name": "rows"},

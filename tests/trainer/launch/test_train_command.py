@@ -182,7 +182,7 @@ def test_a_warm_start_on_other_ranks_and_another_plan_is_the_same(make_run, smal
     ("changes", "message"),
     [
         (["optimizer.kind=adm"], "optimizer.kind"),
-        (["optimiser.kind=adam"], "check the spelling"),
+        (["optimiser.kind=adam"], "did you mean optimizer"),
         (["epochs"], "not PATH=VALUE"),
         (["epochs.x=1"], "not a part with fields"),
         (["epochs=["], "--set epochs=.: the value is not YAML"),

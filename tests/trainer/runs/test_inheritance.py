@@ -24,7 +24,7 @@ def dataset(features: dict, **changes: object) -> DatasetSpec:
 
 
 def job(kind: str = "dnn", model: dict | None = None, tables: dict | None = None, **init_from: object):
-    document = {"name": "job", "dataset": {"name": "rows"}, "model": {"kind": kind, **(model or {})}}
+    document = {"name": "job", "dataset": {"name": "rows"}, "model": {"kind": kind, "loss": "bce", **(model or {})}}
     return parse_job(document | {"init_from": {"job": "parent", **init_from}, "tables": tables or {}})
 
 

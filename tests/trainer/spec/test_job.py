@@ -305,7 +305,7 @@ def test_dataset_parts_not_built_yet_are_refused_by_name(path: str, value: Any) 
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        ("epoch", 3, "check the spelling"),
+        ("epoch", 3, "did you mean epochs"),
         ("optimizer.lr", 0.1, "check the spelling"),
         ("name", "Sports DNN", "pattern"),
         ("epochs", 0, "greater than or equal to 1"),
@@ -523,7 +523,7 @@ def test_specs_load_without_torch() -> None:
     [
         ({"kind": "dnn", "embedding_dim": 0}, "model.embedding_dim", "greater than or equal to 1"),
         ({"kind": "dcnv2", "structure": "crossed"}, "model.structure", "'stacked' or 'parallel'"),
-        ({"kind": "dnn", "hiden": [8]}, "model.hiden", "check the spelling"),
+        ({"kind": "dnn", "hiden": [8]}, "model.hiden", "did you mean hidden"),
         ({"kind": "ncf"}, "model.kind", "use one of fm, dnn"),
         ({"embedding_dim": 8}, "model.kind", "Field required"),
     ],

@@ -158,7 +158,7 @@ async def test_a_start_of_the_service_finishes_what_was_interrupted(
     published.publish(settings)
     collection = published.store_at(settings).collection("items")
     with monkeypatch.context() as patched:
-        patched.setattr(erasure.CollectionErasure, "_finish", lambda self, own: None)
+        patched.setattr(erasure.CollectionErasure, "_finish", lambda self, part, own=None: None)
         collection.erase([10], "they asked")
     assert collection.open().lookup([10])[0].tolist() == [1]
     app = create_app(settings)

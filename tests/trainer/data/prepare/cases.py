@@ -126,7 +126,8 @@ def specs(case: Case, folder: Path) -> tuple[DatasetSpec, JobSpec]:
     job: dict[str, Any] = {
         "name": "job",
         "dataset": {"name": "rows"},
-        "model": {"kind": case.model} | ({"loss": "mse"} if case.label == "value" and not is_pairs else {}),
+        "model": {"kind": case.model, "loss": "bce"}
+        | ({"loss": "mse"} if case.label == "value" and not is_pairs else {}),
         "batch_size": 32,
         "evaluation": {"split": split},
     }

@@ -52,7 +52,12 @@ def splits_of(table: pa.Table) -> dict[object, list[tuple[int, str]]]:
 @pytest.fixture
 def make(dataset_spec, job_spec, tmp_path):
     def prepared(kind, table=None, name="data", seed=4, split="per_user_last", **model):
-        job = job_spec(model={"kind": kind, **model}, batch_size=20, seed=seed, evaluation={"split": {"kind": split}})
+        job = job_spec(
+            model={"kind": kind, "loss": "bce", **model},
+            batch_size=20,
+            seed=seed,
+            evaluation={"split": {"kind": split}},
+        )
         return prepare(dataset_spec(log() if table is None else table, order="ts"), job, tmp_path / name)
 
     return prepared

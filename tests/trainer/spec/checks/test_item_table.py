@@ -147,7 +147,7 @@ def test_the_shared_table_of_a_feature_may_be_that_of_the_rows_or_of_another_fea
             "publish.frozen_context: with an item table vectors are a tower's outputs, not rows: leave it out",
         ),
         (
-            {"tables": {"brand": {"capacity": 10}}},
+            {"model": {"kind": "two_tower", "loss": "bce"}, "tables": {"brand": {"capacity": 10}}},
             "tables.brand.capacity: ids of an item table have no dynamic rows yet: leave it out",
         ),
         ({"tables": {"prices": {}}}, "tables.prices: no such table (there are"),
