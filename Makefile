@@ -89,8 +89,8 @@ format: setup  ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-serve: setup  ## the service, which prints its address; it reads data sets below here
-	@$(BIN)/evenkeel serve
+serve: setup  ## the service, which prints its address (PORT=8090: another port); it reads data sets below here
+	@$(BIN)/evenkeel serve $(if $(PORT),--port $(PORT))
 
 bench: setup  ## every benchmark by its defaults, at most three minutes each (--full has the figures of the reports); one JSON line per case
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class TwoTowerSpec(TowerSpec):
     """Two towers. ``loss``: bce or mse of a label, or sampled_softmax over the items of the batch.
 
-    With an item table, a job that names no loss has ``sampled_softmax``, ``normalize`` and ``temperature: 0.1``.
+    With an item table, a job that names no loss has ``sampled_softmax``, ``normalize``, ``temperature: 0.2`` and no
+    hidden layers.
 
     ``normalize``: outputs of both towers are scaled to length 1. ``temperature``: number that their product is divided
     by. ``item_id_dropout``: the share of training examples whose item is looked up as the unknown id. The item tower so
@@ -35,7 +36,10 @@ class TwoTowerSpec(TowerSpec):
     item_id_dropout: Annotated[float, May.DIFFER_ON_WARM_START] = later(0.0, ge=0.0, lt=1.0, allow_inf_nan=False)
 
     losses = ("bce", "mse", "sampled_softmax")
-    defaults_with_items = MappingProxyType({"loss": "sampled_softmax", "normalize": True, "temperature": 0.1})
+    # With hidden layers all outputs of a tower share a direction: published vectors would lie along few directions.
+    defaults_with_items = MappingProxyType(
+        {"loss": "sampled_softmax", "normalize": True, "temperature": 0.2, "hidden": ()}
+    )
     determines_vectors = True
     reads_numbers = True
     reads_items = True
@@ -83,11 +87,12 @@ class TwoTowerSpec(TowerSpec):
             for name, feature in dataset.items.features.items()
             if feature.type == "dense" and feature.transform == "none"
         ]
-        better = [f"model.{name}: {str(value).lower()}" for name, value in self.defaults_with_items.items()]
-        is_default = all(getattr(self, name) == value for name, value in self.defaults_with_items.items())
-        straight = ["model.hidden: []", "model.init: {kind: hash, std: 0.5}", "model.temperature: 0.2"]
-        changes = [*raw, *([] if is_default else better)] or straight
-        return f"set {', '.join(changes)}"
+        better = [
+            f"model.{name}: {'[]' if value == () else str(value).lower()}"
+            for name, value in self.defaults_with_items.items()
+            if getattr(self, name) != value
+        ]
+        return f"set {', '.join([*raw, *better] or ['model.init: {kind: hash, std: 0.5}'])}"
 
     @property
     def is_softmax_of_batch(self) -> bool:
