@@ -139,7 +139,8 @@ def ask_for_room(directory: Path) -> None:
     run, told = read_run(directory), []
     with connected(run):
         lost = [ray.remote(light_actors.LosesItsPeer).options(num_cpus=1).remote() for _ in range(2)]
-        with pytest.raises(ray.exceptions.ActorDiedError):
+        # Of a process that has just died Ray may say that it is unavailable.
+        with pytest.raises(ray.exceptions.RayActorError):
             rank_actors.train_on(lost, run, None)
         for actor in lost:
             ray.kill(actor)
