@@ -276,7 +276,7 @@ def test_an_item_table_is_read_by_each_task_and_one_pass_by_none(tmp_path):
     table = {"uri": str(tmp_path / "items.parquet"), "features": features}
     with_items = parse_dataset(dataset.model_dump(mode="json", exclude_unset=True) | {"items": table})
     document = job.model_dump(mode="json", exclude_unset=True)
-    towers = parse_job(document | {"model": {"kind": "two_tower", "loss": "bce"}}).against(with_items)
+    towers = parse_job(document | {"model": {"kind": "two_tower"}}).against(with_items)
     hosts = HostsHere(tmp_path / "tasks")
     prepare(with_items, towers, tmp_path / "alone", threads=1)
     prepare(with_items, towers, tmp_path / "data", threads=1, hosts=hosts)
