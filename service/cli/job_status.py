@@ -102,14 +102,17 @@ def progress(job: Mapping[str, Any]) -> str:
 
 
 def best_epoch(job: Mapping[str, Any]) -> int | None:
-    """Return the best epoch by validation: by NDCG, AUC or RMSE, the first that is measured; else None."""
-    names = [name for row in job.get("metrics") or [] for name in row]
-    ranked = next((name for name in names if name.startswith("ndcg_") and name.endswith("_full")), "ndcg_20_full")
-    for metric, sign in ((ranked, 1.0), ("auc", 1.0), ("rmse", -1.0)):
-        values = _values(job, "validation", metric)
-        if values:
-            return max(values, key=lambda epoch: (sign * values[epoch], -epoch))
-    return None
+    """Return the best epoch by the metric of the validation rows that early stopping watches; None without one."""
+    from trainer.spec.evaluation import is_lower_better
+    from trainer.spec.label_tasks import best_by
+
+    rows = [row for row in job.get("metrics") or [] if row.get("split") == "validation"]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    label = next((name.partition("/")[2] for name in names if "/" in name), "")
+    metric = best_by(names, label)
+    values = {row["epoch"]: row[metric] for row in rows if row.get(metric) is not None} if metric else {}
+    sign = -1.0 if metric and is_lower_better(metric) else 1.0
+    return max(values, key=lambda epoch: (sign * values[epoch], -epoch)) if values else None
 
 
 def auc(job: Mapping[str, Any]) -> str:

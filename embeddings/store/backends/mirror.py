@@ -366,7 +366,7 @@ class Mirror(CollectionDirectory):
     def make_reader(self, version: str, manifest: VersionManifest) -> VersionReader:
         with disk_errors(self.path):
             for file in manifest.files:
-                # Most readers need the items alone; whoever needs the users fetches their file.
+                # Most readers need the items alone. A reader of users fetches their file.
                 if not (is_users_file(file.name) or (self.rows_are_remote and file == manifest.items_file)):
                     self._fetch_data(self.versions / version, file)
         if not self.rows_are_remote:

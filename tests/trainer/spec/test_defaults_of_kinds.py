@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer.spec import parse_job
+from trainer.spec import SpecError, parse_job
 from trainer.spec.models.registry import MODELS
 
 WITH_DEFAULTS = [kind for kind, spec in MODELS.items() if spec.job_defaults]
@@ -91,3 +91,12 @@ def test_without_validation_rows_nothing_is_watched() -> None:
 def test_a_job_in_one_pass_gets_none() -> None:
     job = job_of("bpr", dataset={"name": "log", "one_pass": True}, optimizer={"kind": "sgd"})
     assert (job.epochs, job.model.normalize) == (1, False)
+
+
+@pytest.mark.parametrize("value", [None, 5, "off"])
+@pytest.mark.parametrize("part", ["model", "regularizers", "evaluation", "optimizer"])
+def test_a_part_that_is_no_mapping_is_named(part: str, value: Any) -> None:
+    document = {"name": "j", "dataset": {"name": "log"}, "model": {"kind": "bpr"}}
+    document |= {"evaluation": {"split": {"kind": "time", "validation": 0.0}}, part: value}
+    with pytest.raises(SpecError, match=part):
+        parse_job(document)

@@ -320,8 +320,11 @@ def with_defaults(document: Mapping[str, Any]) -> Mapping[str, Any]:
     merged = dict(_merged(kind.job_defaults, document))
     evaluation = merged.get("evaluation")
     split = evaluation.get("split") if isinstance(evaluation, Mapping) else None
-    watches_nothing = isinstance(split, Mapping) and split.get("validation") == 0
-    if watches_nothing and "early_stopping" not in (document.get("regularizers") or {}):
+    given, watches_nothing = (
+        document.get("regularizers", {}),
+        isinstance(split, Mapping) and split.get("validation") == 0,
+    )
+    if watches_nothing and isinstance(given, Mapping) and "early_stopping" not in given:
         merged["regularizers"] = {**merged["regularizers"], "early_stopping": None}
     return merged
 
