@@ -109,7 +109,8 @@ def best_epoch(job: Mapping[str, Any]) -> int | None:
     rows = [row for row in job.get("metrics") or [] if row.get("split") == "validation"]
     names = list(dict.fromkeys(name for row in rows for name in row))
     label = next((name.partition("/")[2] for name in names if "/" in name), "")
-    metric = best_by(names, label)
+    regularizers = (job.get("spec") or {}).get("regularizers") or {}
+    metric = (regularizers.get("early_stopping") or {}).get("metric") or best_by(names, label)
     values = {row["epoch"]: row[metric] for row in rows if row.get(metric) is not None} if metric else {}
     sign = -1.0 if metric and is_lower_better(metric) else 1.0
     return max(values, key=lambda epoch: (sign * values[epoch], -epoch)) if values else None
