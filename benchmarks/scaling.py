@@ -1,23 +1,29 @@
 """Time of a whole step: its growth with the table, and the speed-up by a second rank.
 
-Case ``rows``: lookup, backward and step of AdamAR (dense moments) on a table of 3 million rows (``--full``: 10 million,
-which needs 9 GB) and on one of 1 million, dim 64, with the same number of ids: the table's size then matters only
-through caches and page tables. Rows have state as if they had been trained.
+Case ``rows``: a step of AdamAR (dense moments) on a table of 3 million rows (``--full``: 10 million, which needs 9 GB)
+and on one of 1 million, dim ``--dim``, with the same number of ids: the table's size then matters only through caches
+and page tables. Rows have state as if they had been trained. ``whole``: with an MLP behind the table, else lookup,
+backward and step of the table alone. ``bytes_per_row``: growth of resident memory while the large table is filled.
 
 Case ``ranks``: a whole step (distribution, lookup, MLP, backward, all-reduce, update) of 2 ranks with one thread each,
-and of 1 rank with one thread, on the same batches, without Ray; making the batches is not timed. Both setups stay alive
-and take turns. ``speedup`` is the time of one rank / that of two; ``cpu_ms`` and ``best_cpu_ms`` are the processor time
-of a step on the busiest rank, median and best, which show the speed-up on an otherwise idle machine.
+and of 1 rank with one thread, on the same batches, without Ray; making the batches is not timed. All setups stay alive
+and take turns. ``speedup``: time of one rank / that of two. ``limit``: time of one rank / that of two processes that
+train on half a batch each and exchange nothing, which is what the machine's caches and memory allow. ``cpu_ms`` and
+``best_cpu_ms``: processor time of a step on the busiest rank, median and best.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import itertools
+import os
 import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,12 +46,18 @@ PLANS = ("planner", "row_wise")
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 class Trained:
     """One table of ``num_rows`` rows that were all trained before, read by all features, and its next steps."""
 
-    def __init__(self, distribution: str, num_rows: int):
+    def __init__(self, distribution: str, num_rows: int, dim: int):
         features = tuple(f"f{number}" for number in range(NUM_FEATURES))
-        self.tables = EmbeddingTables([TableConfig("t", num_rows, DIM, features)], OPTIMIZER)
+        before = resident_bytes()
+        self.tables = EmbeddingTables([TableConfig("t", num_rows, dim, features)], OPTIMIZER)
         generator = torch.Generator().manual_seed(0)
         state = self.tables.state("t")
         for start in range(0, num_rows, 1 << 20):
@@ -55,29 +67,47 @@ class Trained:
             state["v"][rows].uniform_(1e-6, 1e-4, generator=generator)
             state["last_update_step"][rows].random_(1, COMPLETED_STEPS + 1, generator=generator)
         self.tables.completed_steps = COMPLETED_STEPS
-        self.draw = Workload(distribution, NUM_FEATURES, num_rows, DIM, BATCH_SIZE).sampler()
-        self.grad = torch.randn(BATCH_SIZE, NUM_FEATURES * DIM, generator=generator)
+        self.bytes_per_row = (resident_bytes() - before) / num_rows
+        self.draw = Workload(distribution, NUM_FEATURES, num_rows, dim, BATCH_SIZE).sampler()
+        self.grad = torch.randn(BATCH_SIZE, NUM_FEATURES * dim, generator=generator)
+        sizes = (NUM_FEATURES * dim, *HIDDEN)
+        layers = [part for pair in itertools.pairwise(sizes) for part in (torch.nn.Linear(*pair), torch.nn.ReLU())]
+        self.mlp = torch.nn.Sequential(*layers, torch.nn.Linear(sizes[-1], 1))
+        self.dense = torch.optim.Adam(self.mlp.parameters(), lr=1e-3)
 
     def step(self, given: tuple[torch.Tensor, torch.Tensor]) -> None:
         self.tables(*given).backward(self.grad)
         self.tables.step(self.tables.completed_steps + 1)
 
+    def whole_step(self, given: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.dense.zero_grad()
+        self.mlp(self.tables(*given)).mean().backward()
+        self.dense.step()
+        self.tables.step(self.tables.completed_steps + 1)
 
-def rows(distribution: str, threads: int, iterations: int, many: int = MANY, few: int = FEW) -> dict[str, Any]:
-    """Return the output line of case ``rows``."""
+
+def rows(
+    distribution: str, threads: int, iterations: int, many: int = MANY, few: int = FEW, dim: int = DIM
+) -> list[dict[str, Any]]:
+    """Return the output lines of case ``rows``: the table alone, and whole steps."""
     torch.set_num_threads(threads)
-    large, small = Trained(distribution, many), Trained(distribution, few)
+    large, small = Trained(distribution, many, dim), Trained(distribution, few, dim)
     times = interleave(
-        lambda: (large.draw(), small.draw()),
+        lambda: (large.draw(), small.draw(), large.draw(), small.draw()),
         lambda given: large.step(given[0]),
         lambda given: small.step(given[1]),
+        lambda given: large.whole_step(given[2]),
+        lambda given: small.whole_step(given[3]),
         iterations=iterations,
     )
     assert large.tables.completed_steps == small.tables.completed_steps
-    return line(
-        "scaling", f"rows {distribution} D{DIM} {NUM_FEATURES * BATCH_SIZE} ids N{many}", f"N{few}", times,
-        optimizer="adam_ar dense", num_rows=many, bytes=many * DIM * 4 * 3,
-    )  # fmt: skip
+    return [
+        line(
+            "scaling", f"rows {distribution} D{dim} {NUM_FEATURES * BATCH_SIZE} ids N{many} {part}", f"N{few}", taken,
+            optimizer="adam_ar dense", num_rows=many, bytes_per_row=round(large.bytes_per_row, 1),
+        )
+        for part, taken in (("table", times[:, :2]), ("whole", times[:, 2:]))
+    ]  # fmt: skip
 
 
 # --- ranks -----------------------------------------------------------------------------------------------------------
@@ -103,9 +133,12 @@ class SummedTraining(Training):
 
 
 class Ranks:
-    """``world_size`` processes that train on request, one thread each, until :meth:`close` or this process ends."""
+    """``world_size`` processes that train on request, one thread each, until :meth:`close` or this process ends.
 
-    def __init__(self, world_size: int, workload: Workload, plan: str, folder: str):
+    ``apart``: each is the only rank of a training of its own.
+    """
+
+    def __init__(self, world_size: int, workload: Workload, plan: str, folder: str, apart: bool = False):
         context = multiprocessing.get_context("spawn")
         self.losses: list[float] = []
         self.cpu_seconds: list[float] = []
@@ -113,7 +146,8 @@ class Ranks:
         self._processes = []
         for rank in range(world_size):
             here, there = context.Pipe()
-            arguments = (rank, world_size, f"file://{folder}/{world_size}-{plan}", there, workload, plan)
+            group = (0, 1, f"apart-{rank}") if apart else (rank, world_size, str(world_size))
+            arguments = (*group[:2], f"file://{folder}/{group[2]}", there, workload, plan)
             process = context.Process(target=_rank, args=arguments, daemon=True)
             process.start()
             there.close()
@@ -159,29 +193,34 @@ def _rank(rank: int, world_size: int, store: str, pipe: Connection, workload: Wo
 
 
 @contextlib.contextmanager
-def _both(workload: Workload, plan: str) -> Iterator[tuple[Ranks, Ranks]]:
-    with tempfile.TemporaryDirectory(prefix="evenkeel-bench-") as folder:
-        two, one = Ranks(2, workload, plan, folder), Ranks(1, workload, plan, folder)
-        try:
-            yield two, one
-        finally:
-            two.close()
-            one.close()
+def _contestants(workload: Workload, plan: str) -> Iterator[tuple[Ranks, Ranks, Ranks]]:
+    """Yield two ranks, one rank, and two processes with half a batch each that exchange nothing."""
+    half = dataclasses.replace(workload, batch_size=workload.batch_size // 2)
+    with tempfile.TemporaryDirectory(prefix="evenkeel-bench-") as folder, contextlib.ExitStack() as stack:
+        started = (
+            Ranks(2, workload, plan, folder),
+            Ranks(1, workload, plan, folder),
+            Ranks(2, half, plan, folder, apart=True),
+        )
+        for each in started:
+            stack.callback(each.close)
+        yield started
 
 
 def ranks(workload: Workload, plan: str, iterations: int) -> dict[str, Any]:
     """Return the output line of case ``ranks``."""
     torch.set_num_threads(1)
-    with _both(workload, plan) as (two, one):
+    with _contestants(workload, plan) as (two, one, apart):
 
         def prepare() -> None:
-            two.prepare()
-            one.prepare()
+            for each in (two, one, apart):
+                each.prepare()
 
         times = interleave(
             prepare,
             lambda _: two.step(),
             lambda _: one.step(),
+            lambda _: apart.step(),
             iterations=iterations,
         )
     # The ranks sum float32 in another order, over a few hundred steps.
@@ -194,9 +233,10 @@ def ranks(workload: Workload, plan: str, iterations: int) -> dict[str, Any]:
         for statistic in (np.median, np.min)
     )
     times /= STEPS_AT_ONCE
-    speedup = float(np.median(times[:, 1]) / np.median(times[:, 0]))
+    two_ms, one_ms, apart_ms = np.median(times, axis=0)
     return line(
-        "scaling", f"ranks {plan} {workload}", "1 rank", times, speedup=round(speedup, 4), cpu_ms=cpu_ms,
+        "scaling", f"ranks {plan} {workload}", "1 rank", times[:, :2], speedup=round(float(one_ms / two_ms), 4),
+        limit=round(float(one_ms / apart_ms), 4), cpu_ms=cpu_ms,
         best_cpu_ms=best_cpu_ms, ranks=2, model=f"dnn {'-'.join(map(str, HIDDEN))}", optimizer="adam_ar dense",
         equal="losses",
     )  # fmt: skip
@@ -208,6 +248,7 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, nargs="*", default=[1], help="numbers of threads of case rows")
     parser.add_argument("--case", default="", choices=["", "rows", "ranks"])
     parser.add_argument("--many", type=int, default=3_000_000, help="rows of the large table")
+    parser.add_argument("--dim", type=int, default=DIM, help="dimension of case rows")
     options = parse(parser, threads=[1, 2], many=MANY)
     if options.case != "rows":
         for plan_ in PLANS:
@@ -215,4 +256,4 @@ if __name__ == "__main__":
     if options.case != "ranks":
         for threads_ in options.threads:
             for distribution_ in ("zipf", "uniform"):
-                rows(distribution_, threads_, options.iterations, options.many)
+                rows(distribution_, threads_, options.iterations, options.many, dim=options.dim)
