@@ -1,10 +1,10 @@
 """Steps of ours and of TorchRec in one process, on the same batches in turn: whole, by parts, as ratios.
 
 Ours are trainers of jobs: the time is that of their ``train_step``, which the loop calls. TorchRec has rowwise Adagrad,
-which is compared first: FBGEMM has no Adam on CPUs. The dense modules are ours in both. Batches are made before, and
-given to all once untimed, so that the rows that are timed were touched. A ratio is the median over batches of ours /
-TorchRec's time of the same batch, below 1 if ours is faster. If other work shares the machine, take that of the
-processor times.
+which is compared first: FBGEMM has no Adam on CPUs. Its dense part runs layer by layer in plain torch, as its users
+write it, and in one row more as ours does. Batches are made before, and given to all once untimed, so that the rows
+that are timed were touched. A ratio is the median over batches of ours / TorchRec's time of the same batch, below 1 if
+ours is faster. If other work shares the machine, take that of the processor times.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from trainer.training.loop import Trainer
 
 EQUAL = "ours, rowwise Adagrad"
 PEER = "TorchRec, rowwise Adagrad"
+PEER_WITH_OUR_LAYERS = "TorchRec with our dense layers"
 OWN = {EQUAL: ("rowwise_adagrad", ""), "ours, Adam, lazy moments": ("adam", "lazy"),
        "ours, AdamAR, dense moments": ("adam_ar", "dense")}  # fmt: skip
 """Optimizer and moments of our contestants."""
@@ -113,16 +114,21 @@ class Ours:
 
 
 class TorchRec:
-    """A plain loop over TorchRec's model (torchrec.py), whose tables start from ``rows``."""
+    """A plain loop over TorchRec's model (torchrec.py), whose tables start from ``rows``.
 
-    def __init__(self, model: DistributedModelParallel, rows: Mapping[str, torch.Tensor]):
+    Without ``our_layers`` the dense modules run layer by layer in plain torch.
+    """
+
+    def __init__(self, model: DistributedModelParallel, rows: Mapping[str, torch.Tensor], our_layers: bool):
         self.model = model
         self.rows = torchrec.rows(self.model)
         for name, values in rows.items():
             with torch.no_grad():
                 self.rows[name].zero_()[:, : values.shape[1]] = values
         self.optimizer = torchrec.dense_optimizer(self.model)
-        self.model.train()
+        # Outside of training nothing is fused; the modules of this benchmark are the same otherwise.
+        self.model.train(our_layers)
+        self.model.module.embeddings.train()
         self.laps, self.losses = Laps(), list[float]()
         self.laps.around_lookup(self.model.module.embeddings)
 
@@ -138,8 +144,10 @@ def contestants(task: Task, model: str, place: Place, data: PreparedData) -> dic
     for name, (optimizer, moments) in OWN.items():
         rate = MIDDLE[TORCHREC if name == EQUAL else OURS]
         found[name] = Ours(task.job(model, 0, rate, place.threads, optimizer, moments), data)
-    peer = torchrec.built(task, model, 0, MIDDLE[TORCHREC], data)
-    return found | {PEER: TorchRec(peer, found[EQUAL].rows)}
+    for name in (PEER, PEER_WITH_OUR_LAYERS):
+        peer = torchrec.built(task, model, 0, MIDDLE[TORCHREC], data)
+        found[name] = TorchRec(peer, found[EQUAL].rows, our_layers=name != PEER)
+    return found
 
 
 def compare_speed(

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torchrec import KeyedJaggedTensor
 
+from embeddings.kernels.cpu import product
 from embeddings.tables.philox import table_key
 from trainer.data.batches.order import rank_slice
 from trainer.data.batches.sequence_batches import NUM_EVALUATION_NEGATIVES, words
@@ -236,7 +237,7 @@ def _ranks(
         # Always the same shape: the order of summation may depend on it, and blocks differ between ranks.
         padded = queries.new_zeros(size, queries.shape[1])
         padded[: len(own)] = queries
-        scores = (padded @ candidates.T)[: len(own)]
+        scores = product(padded, candidates.T)[: len(own)]
         user, candidate, number = held.relevant_of(first, last)
         against = None
         if unseen is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
+from embeddings.kernels.cpu import product
 from trainer.data.batches.sequence_batches import catalogue_features
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.prepare.sequences import ITEM, NEGATIVE, SEQUENCE_KEYS, TARGET
@@ -115,7 +116,7 @@ class NextItemModel(RankingModel):
         bounds = torch.searchsorted(batch.seen[:, 0].contiguous(), starts).tolist()
         parts = []
         for number, start in enumerate(range(0, len(queries), size)):
-            scores = queries[start : start + size] @ catalogue.T
+            scores = product(queries[start : start + size], catalogue.T)
             rows = torch.arange(len(scores), device=ids.device)
             own = ids[start : start + size]
             target = scores[rows, own]

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid, softplus
 
+from embeddings.kernels.cpu import product
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.spec.losses import LEAST_TARGETS_AT_ONCE, SCORES_AT_ONCE
 
@@ -186,11 +187,11 @@ class _InBlocks(torch.autograd.Function):
             losses[block], by_target[block] = terms.losses, terms.by_target
             if any(ctx.needs_input_grad):
                 scaled = queries[block]
-                torch.mm(scores, rows, out=by_query[block])
+                by_query[block] = product(scores, rows)
                 if terms.scale is not None:
                     by_query[block] *= terms.scale[:, None]
                     scaled = scaled * terms.scale[:, None]
-                by_row.addmm_(scores.T, scaled)
+                by_row += product(scores.T, scaled)
         ctx.save_for_backward(queries, target, rows, by_query, by_target, by_row)
         ctx.loss, ctx.shared = loss, shared
         return losses
@@ -208,7 +209,7 @@ class _InBlocks(torch.autograd.Function):
             for block, scores in _blocks(queries, rows, ctx.shared):
                 scale = ctx.loss.terms(target[block], scores).scale
                 weights = gradient[block] if scale is None else gradient[block] * scale
-                by_row.addmm_(scores.T, queries[block] * weights[:, None])
+                by_row += product(scores.T, queries[block] * weights[:, None])
         return gradient[:, None] * by_query, gradient * by_target, by_row, None, None
 
 
@@ -217,7 +218,7 @@ def _blocks(queries: Tensor, rows: Tensor, shared: Shared):  # type: ignore[no-u
     size = max(LEAST_TARGETS_AT_ONCE, SCORES_AT_ONCE // max(1, len(rows)))
     for start in range(0, len(queries), size):
         block = slice(start, start + size)
-        scores = queries[block] @ rows.T
+        scores = product(queries[block], rows.T)
         if shared.offsets is not None:
             scores += shared.offsets
         if shared.ids is not None:

@@ -16,6 +16,7 @@ from embeddings.kernels.cpu.dense import (
     split_fields_backward,
 )
 from embeddings.kernels.cpu.kernel import CpuKernel, fill_keep_mask, swap_feature
+from embeddings.kernels.cpu.products import product
 
 __all__ = [
     "CpuKernel",
@@ -23,6 +24,7 @@ __all__ = [
     "cross",
     "cross_backward",
     "fill_keep_mask",
+    "product",
     "relu_backward",
     "split_fields",
     "split_fields_backward",

@@ -19,6 +19,7 @@ from embeddings.kernels.cpu import (
     add_bias_and_relu,
     cross,
     cross_backward,
+    product,
     relu_backward,
     split_fields,
     split_fields_backward,
@@ -99,10 +100,10 @@ class LinearLayers(torch.autograd.Function):
         values = [x]
         for relu, (weight, bias) in zip(relus, _with_biases(parameters), strict=True):
             if relu:
-                output = values[-1] @ weight.T
+                output = product(values[-1], weight.T)
                 add_bias_and_relu(output, bias)
             else:
-                output = torch.addmm(bias, values[-1], weight.T)
+                output = product(values[-1], weight.T, bias)
             values.append(output)
         ctx.relus = relus
         # An output that backward does not read may be changed in place.
@@ -121,11 +122,11 @@ class LinearLayers(torch.autograd.Function):
             gradient = gradient.clone(memory_format=torch.contiguous_format)
         for number in reversed(range(len(relus))):
             of_bias = relu_backward(gradient, values[number + 1]) if relus[number] else gradient.sum(0)
-            found[2 + 2 * number : 4 + 2 * number] = gradient.T @ values[number], of_bias
+            found[2 + 2 * number : 4 + 2 * number] = product(gradient.T, values[number]), of_bias
             if number or ctx.needs_input_grad[0]:
                 weight = parameters[2 * number]
                 # A product of a column and a row takes a matrix product four times as long.
-                gradient = gradient * weight if len(weight) == 1 else gradient @ weight
+                gradient = gradient * weight if len(weight) == 1 else product(gradient, weight)
         found[0] = gradient if ctx.needs_input_grad[0] else None
         return tuple(found)
 
@@ -145,7 +146,7 @@ class CrossLayers(torch.autograd.Function):
         x, inputs, mapped = first, [], []
         for weight, bias in _with_biases(parameters):
             inputs.append(x)
-            mapped.append(x @ weight.T)
+            mapped.append(product(x, weight.T))
             x = cross(first, x, mapped[-1], bias)
         ctx.save_for_backward(*parameters, *inputs, *mapped)
         return x
@@ -161,16 +162,15 @@ class CrossLayers(torch.autograd.Function):
         found: list[Tensor | None] = [None] * (1 + len(parameters))
         gradient, of_first = gradient.contiguous(), torch.empty_like(first)
         for number in reversed(range(count)):
-            is_last, (weight, bias) = number == count - 1, parameters[2 * number : 2 * number + 2]
+            weight, bias = parameters[2 * number : 2 * number + 2]
             of_mapped, of_bias = cross_backward(
-                gradient, first, mapped[number], bias, of_first, adds=not is_last, input_is_first=number == 0
+                gradient, first, mapped[number], bias, of_first, adds=number < count - 1, input_is_first=number == 0
             )
-            found[1 + 2 * number : 3 + 2 * number] = of_mapped.T @ inputs[number], of_bias
+            found[1 + 2 * number : 3 + 2 * number] = product(of_mapped.T, inputs[number]), of_bias
             if number:
-                # The output's gradient belongs to the caller.
-                gradient = torch.addmm(gradient, of_mapped, weight, out=None if is_last else gradient)
+                gradient = product(of_mapped, weight).add_(gradient)
             elif ctx.needs_input_grad[0]:
-                found[0] = of_first.addmm_(of_mapped, weight)
+                found[0] = of_first.add_(product(of_mapped, weight))
         return tuple(found)
 
 
