@@ -27,9 +27,9 @@ USER, ITEM, NEGATIVE = "user", "item", "item__negative"
 class BPR(RankingModel):
     """score(u, i) = <e_u, e_i> + b_i; loss = -log sigmoid(score(u, i) - score(u, j)), j the batch's ``item__negative``.
 
-    With ``normalize`` score(u, i) = <e_u, e_i> / (|e_u| |e_i|), without b_i, and scores are divided by ``temperature``.
-    If negatives are shared, each sample is compared with the negatives of all samples of the batch
-    (trainer.models.retrieval_losses).
+    With ``normalize`` score(u, i) = <e_u, e_i> / (|e_u| |e_i|) + b_i, and with loss cosine_contrastive there is no b_i.
+    Scores are divided by ``temperature``. If negatives are shared, each sample is compared with the negatives of all
+    samples of the batch (trainer.models.retrieval_losses).
 
     ``b_i`` is one more column at the end of the item's row, so table ``item`` has ``dim + 1`` columns. The bias learns
     an item's popularity, so that its vector, the first ``dim`` columns, does not have to. There are no dense
@@ -37,8 +37,6 @@ class BPR(RankingModel):
     """
 
     targets = (ITEM, NEGATIVE)
-    has_bias = True
-    """True if the last column of an item's row is b_i."""
 
     def __init__(self, embeddings: nn.Module, spec: PartnerSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
@@ -89,18 +87,20 @@ class BPR(RankingModel):
         return blocks
 
     def _user(self, rows: Tensor) -> Tensor:
-        if self.spec.normalize:
-            return normalize(rows, dim=1) / self.spec.temperature
-        if not self.has_bias:
-            return rows / self.spec.temperature
-        return torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1) / self.spec.temperature
+        vectors = normalize(rows, dim=1) if self.spec.normalize else rows
+        if self.spec.has_item_bias:
+            vectors = torch.cat([vectors, torch.ones_like(rows[:, :1])], dim=1)
+        return vectors / self.spec.temperature
 
     def _item(self, rows: Tensor) -> Tensor:
-        return normalize(rows[:, : self.dim], dim=1) if self.spec.normalize else rows
+        if not self.spec.normalize:
+            return rows
+        vectors = normalize(rows[:, : self.dim], dim=1)
+        return torch.cat([vectors, rows[:, self.dim :]], dim=1) if self.spec.has_item_bias else vectors
 
     def _scores(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         blocks = self.looked_up(features)
-        if self.spec.normalize or not self.has_bias:
+        if self.spec.normalize or not self.spec.has_item_bias:
             user = self._user(blocks[USER])
             positive, negative = ((user * self._item(blocks[name])).sum(1) for name in (ITEM, NEGATIVE))
             return positive, negative

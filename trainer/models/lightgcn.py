@@ -32,7 +32,6 @@ class LightGCN(BPR):
     with A, whatever the batch size. An evaluation propagates them once.
     """
 
-    has_bias = False
     spec: LightGCNSpec
 
     def __init__(self, embeddings: nn.Module, spec: LightGCNSpec, inputs: ModelInputs):

@@ -101,6 +101,7 @@ BPR = {
     "bpr": {"loss": "bpr", "share_negatives": True},
     "sampled_softmax": {"loss": "sampled_softmax", "negative_distribution": "in_batch", "temperature": 0.5},
     "gbce": {"loss": "gbce"},
+    "normalized": {"loss": "sampled_softmax", "normalize": True, "temperature": 0.3},
     "cosine_contrastive": {"loss": "cosine_contrastive", "normalize": True, "margin": 0.2, "negative_weight": 5.0},
 }
 
@@ -125,18 +126,19 @@ def test_bpr_with_the_drawn_items_of_the_batch_is_its_formula(rounds, tmp_path, 
         found = model.loss(batch)
         blocks = model.embeddings(batch.features).to_dict()
     user, item, drawn = (blocks[name].detach() for name in ("user", "item", "item__negative"))
-    if job.model.normalize:
-        user, item, drawn = (normalize(rows[:, :8], dim=1) for rows in (user, item, drawn))
-    else:
-        user = torch.cat([user, torch.ones_like(user[:, :1])], dim=1)
-    target, scores = (user * item).sum(1) / job.model.temperature, user @ drawn.T / job.model.temperature
+    biases = [rows[:, 8] * (loss != "cosine_contrastive") for rows in (item, drawn)]
+    user, item, drawn = (
+        normalize(rows[:, :8], dim=1) if job.model.normalize else rows[:, :8] for rows in (user, item, drawn)
+    )
+    target, scores = (user * item).sum(1) + biases[0], user @ drawn.T + biases[1]
+    target, scores = target / job.model.temperature, scores / job.model.temperature
     ids, negatives = batch.features["item"].values(), batch.features["item__negative"].values()
-    if loss == "sampled_softmax":
+    if job.model.negative_distribution == "in_batch":
         counts = torch.as_tensor(np.array(data.example_counts("item")), dtype=torch.float64)
         log_q = (counts / counts.sum()).log()
         target, scores = target - log_q[ids], scores - log_q[negatives]
     scores = scores.masked_fill(ids[:, None] == negatives, -torch.inf)
-    terms = RETRIEVAL[loss](trainer.sharded.module.loss_settings, NUM_ITEMS).terms(target, scores)
+    terms = RETRIEVAL[job.model.loss](trainer.sharded.module.loss_settings, NUM_ITEMS).terms(target, scores)
     torch.testing.assert_close(found, terms.losses, rtol=1e-12, atol=1e-12)
 
 

@@ -71,6 +71,11 @@ class PartnerSpec(PairSpec, DrawingSpec, RetrievalSettings):
     }
 
     @property
+    def has_item_bias(self) -> bool:
+        """True if scores have a bias of the item."""
+        return False
+
+    @property
     def shares(self) -> bool:
         """True if examples of a batch share their drawn items."""
         return self.share_negatives or self.loss in self.losses[1:]
@@ -100,8 +105,13 @@ class BPRSpec(PartnerSpec):
     has_user_vectors = True
 
     @property
+    def has_item_bias(self) -> bool:
+        # The other loss compares cosines alone.
+        return self.loss != "cosine_contrastive"
+
+    @property
     def item_bias_weight(self) -> float | None:
-        return None if self.normalize else 1.0 / self.temperature
+        return 1.0 / self.temperature if self.has_item_bias else None
 
     def table_columns(self, table: str) -> int:
         return self.embedding_dim + 1 if table == "item" else self.embedding_dim
