@@ -88,7 +88,7 @@ PAGES: tuple[Page, ...] = (
     Page("/dashboard/collections", "Vectors", "collections.html", collections.gather, scope="features:read"),
     Page(
         "/dashboard/collections/{collection}", "Collection", "collection.html", collections.gather_one,
-        under="/dashboard/collections", scope="features:read", scripts=("neighbors.js",),
+        under="/dashboard/collections", scope="features:read", scripts=("searches.js",),
     ),
     Page("/dashboard/schedules", "Schedules", "schedules.html", schedules.gather, scope="jobs:read"),
     Page(

@@ -32,17 +32,14 @@ def describe(collection: Collection, *, all_versions: bool = False) -> dict[str,
     manifests = collection.versions()
     shown = summary(collection)
     newest = manifests[::-1] if all_versions else manifests[::-1][:NUM_VERSIONS]
-    usable = [
-        manifest["version"]
-        for manifest in manifests[::-1]
-        if manifest["state"] != "expired" and not manifest["damaged"]
-    ]
+    readable = [manifest for manifest in manifests[::-1] if manifest["state"] != "expired" and not manifest["damaged"]]
     return {
         "collection": shown,
         "held": held_now(collection, shown["held"]),
         "versions": [_version(manifest, shown["current"]) for manifest in newest],
         "num_more": len(manifests) - len(newest),
-        "usable": usable,
+        "usable": [manifest["version"] for manifest in readable],
+        "recommending": [manifest["version"] for manifest in readable if manifest.get("users") is not None],
         "gate": gate_charts(manifests),
         "history": collection.history()[::-1][:NUM_SWITCHES],
     }

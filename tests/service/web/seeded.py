@@ -14,12 +14,13 @@ import numpy as np
 from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
+from embeddings.vectors.user_vectors import SeenLists, UserVectors
 from tests.service import serving
 from tests.service.serving import Served
 from trainer.spec import Publish
 
 COLLECTION = "items"
-DIM, NUM_ITEMS = 16, 480
+DIM, NUM_ITEMS, NUM_USERS = 16, 480, 40
 CURVES = {
     "adam": [0.741, 0.733, 0.712, 0.701],
     "adam-ar": [0.738, 0.749, 0.753, 0.7545],
@@ -87,9 +88,20 @@ def publish_versions(served: Served, ids: dict[str, str]) -> dict[str, Any]:
         rows = rows + random.standard_normal(rows.shape) * (0.12 + 0.05 * (night % 3))
         turned = rows @ np.linalg.qr(random.standard_normal((DIM, DIM)))[0] if night else rows
         candidate = ItemVectors(np.arange(1, NUM_ITEMS + 1) * 10, turned.astype(np.float32))
-        job = ids["adam-ar"] if night == 6 else None
+        # User u likes what is near item 10 u, the one item that it has had; the first version has no users.
+        had = SeenLists(candidate.keys, np.arange(NUM_USERS), np.arange(NUM_USERS + 1))
+        users = UserVectors(np.arange(1, NUM_USERS + 1), turned[:NUM_USERS].astype(np.float32), had, unit_items=True)
         outcome = publish_candidate(
-            store, COLLECTION, RefreshRequest(candidate, publish, job_id=job, parent_version=parent, model="m")
+            store,
+            COLLECTION,
+            RefreshRequest(
+                candidate,
+                publish,
+                job_id=ids["adam-ar"] if night == 6 else None,
+                parent_version=parent,
+                model="m",
+                users=users if night else None,
+            ),
         )
         assert outcome.status == "published", outcome.reasons
     assert outcome is not None

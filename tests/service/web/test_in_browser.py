@@ -369,6 +369,34 @@ def test_versions_are_compared_and_neighbours_asked_for(page: Any, served: Serve
     assert page.get_by_label("Item", exact=True).input_value() == str(items[0]["id"])
 
 
+def test_items_are_recommended_to_a_user_that_is_typed(page: Any, served: Served, api: httpx.Client):
+    show(page, served, f"/dashboard/collections/{seeded.COLLECTION}")
+    user, button = page.get_by_label("Recommend for user ID"), page.get_by_role("button", name="Recommend")
+    assert "v000001" not in page.get_by_label("by", exact=True).inner_text()  # it has items alone
+    page.get_by_label("by", exact=True).select_option("v000005")
+    user.fill("7")
+    button.click()
+    page.get_by_role("heading", name="v000005: user 7, by score").wait_for()
+    body = {"users": [7], "k": 20, "exclude_seen": True, "version": "v000005"}
+    items = api.post(f"/v1/collections/{seeded.COLLECTION}/recommend", json=body).json()["users"][0]["items"]
+    shown = page.locator("#recommend-found li")
+    assert shown.all_inner_texts() == [f"{item['id']}\n{item['score']:.4f}" for item in items]
+    page.get_by_label("without items of the user's training rows").uncheck()
+    button.click()
+    shown.first.get_by_role("button", name="70", exact=True).click()  # had in training
+    page.locator("#neighbors-found li").first.wait_for()
+    assert page.get_by_label("Item", exact=True).input_value() == "70"
+    assert page.evaluate(FAULTS) == []
+    for wanted, text in (
+        ("999", "v000005 has no user 999. It has the users of its job's training rows: check the id"),
+        ("bob", "id 'bob' is not an integer"),
+    ):
+        user.fill(wanted)
+        button.click()
+        page.locator("#recommend-found .problem").get_by_text(text).wait_for()
+    page.complaints.clear()  # the browser notes the 422
+
+
 def test_a_schedule_is_triggered_paused_and_resumed(page: Any, served: Served, api: httpx.Client):
     show(page, served, "/dashboard/schedules/every-night")
     page.get_by_role("button", name="Trigger").click()

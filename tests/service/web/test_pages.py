@@ -212,6 +212,16 @@ async def test_a_model_is_shown_beside_the_served_one(app, client, stranger, adm
     assert job["publication"]["comparison"] == published.COMPARISON
 
 
+async def test_a_collection_with_users_asks_for_one(stranger, admin_key: str, settings: Settings):
+    published.publish(settings)
+    await signed_in(stranger, admin_key)
+    assert "Recommend for user ID" not in (await stranger.get("/dashboard/collections/items")).text
+    published.publish(settings, seed=1, users=published.users_of([1, 2]))
+    page = (await stranger.get("/dashboard/collections/items")).text
+    assert "Recommend for user ID" in page
+    assert re.findall(r"<option[^>]*>(v\d+)", page[page.index('id="r-version"') :])[0] == "v000002"
+
+
 async def test_many_reasons_are_folded_and_whole(app, client, stranger, admin_key: str, settings: Settings):
     ids = await fill(app, client, settings)
     reasons = [f"check {number} is 0.1, below 0.85: <the vectors> moved" for number in range(12)]
