@@ -54,7 +54,8 @@ def predict(
     ] = None,
     checkpoint: WhichCheckpoint = "last",
     k: Annotated[
-        int | None, typer.Option(min=1, help="Items to recommend to each user, for sequence models (default: 10).")
+        int | None,
+        typer.Option(min=1, help="Rows are users: items to find for each (sequence models: 10; others score rows)."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -67,6 +67,13 @@ def export(run_dir: Path | str, directory: Path | str | None = None, *, checkpoi
     if directory is not None and not is_stored(directory) and Path(directory).exists():
         raise DataError("is there already", where=str(directory), remedy="remove it, or name another directory")
     predictor = Predictor(run_dir, checkpoint)
+    if predictor.model.reads_training_rows:
+        kind = predictor.job.model.kind
+        raise DataError(
+            f"{kind} scores with the graph of its training rows, which no export has",
+            where=str(run_dir),
+            remedy="export a model of bpr",
+        )
     place = directory if directory is not None else _place_in_storage(predictor)
     with written(place, MANIFEST) as path:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """``evenkeel predict``: scores files of rows by a job's model from a checkpoint.
 
 ``python -m trainer.inference.predict RUN_DIR ROWS.parquet [--output O] [--columns a,b] [--checkpoint best|last|STEP]
-[--k 10]``.
+[--k 10]``. With ``--k``, and by models of sequences, rows are users, and the best items for each are found.
 
 It runs in this process, on the CPU, without Ray and without a process group, whatever machines wrote the checkpoint.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from trainer.checkpoint.record import TrainingRecord
 from trainer.checkpoint.select import LAST, pick
 from trainer.checkpoint.warm_start import id_maps, numeric_features, vectors_read
 from trainer.data.batches.keys import Key, keys_of, read_features
+from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
@@ -43,6 +44,7 @@ from trainer.inference import command_line
 from trainer.inference.parquet_scoring import score_files
 from trainer.inference.scorer import Float32s, RowScorer, is_sequence
 from trainer.inference.top_items import TopItems
+from trainer.inference.user_ranking import UserRanking
 from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
 from trainer.output_calibration.base import Calibrator, Uncalibrated
@@ -73,6 +75,7 @@ class Predictor(RowScorer):
         candidates: for a sequence model, item vectors that queries are multiplied with, [rows of the item table, dim].
         numeric: the numeric features that it reads, with the statistics of training.
         calibrators: label -> the map from scores to probabilities, if the job asks for ``output_calibration``.
+        history_source: function that opens the dataset's rows, in which histories are looked up; None without any.
         notes: remarks on the checkpoint for the user, in words.
 
     Raises:
@@ -89,6 +92,7 @@ class Predictor(RowScorer):
 
     run: Run
     checkpoint: Checkpoint
+    history_source: Callable[[], Source] | None
     model: RankingModel
     keys: tuple[Key, ...]
     tables: EmbeddingTables
@@ -117,11 +121,13 @@ class Predictor(RowScorer):
             with torch.no_grad():
                 self.candidates = self.model.candidates(self.tables.weight(self.keys[0].table)).numpy()
             top = TopItems(self.candidates, ids[self.keys[0].table], k)
+        if self.model.reads_training_rows:
+            self.model.begin(_training_rows(self.run))
         derived = any(feature.derive is not None for feature in dataset.features.values())
-        past = _Past(self.run) if derived else None
+        self.history_source = _Past(self.run) if derived else None
         encoder = RowEncoder(
             dataset, read_features(dataset, job), ids,
-            numeric=numeric, vectors=vectors_read(self.checkpoint), history_source=past,
+            numeric=numeric, vectors=vectors_read(self.checkpoint), history_source=self.history_source,
         )  # fmt: skip
         self.calibrators = calibrators_of(job, self.checkpoint)
         self.notes = [*self.notes, *calibration_notes(job.output_calibration, self.calibrators)]
@@ -175,6 +181,17 @@ class Predictor(RowScorer):
         if coded.dense is None:
             return self.model(features).numpy()
         return self.model(features, torch.from_numpy(coded.dense)).numpy()
+
+
+def _training_rows(run: Run) -> PreparedData:
+    try:
+        return PreparedData.open(run.data)
+    except DataError as error:
+        raise DataError(
+            f"{run.job.model.kind} scores with the graph of its training rows, which are gone: {error.what}",
+            where=error.where,
+            remedy="train the job again, or use bpr, which scores without them",
+        ) from None
 
 
 class _Past:
@@ -238,7 +255,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--columns", help="columns of the rows to keep, separated by commas (default: all)")
     parser.add_argument("--checkpoint", default=LAST, help="best, last or a step (default: last)")
-    parser.add_argument("--k", type=int, help=f"items for each user, of a model of sequences (default: {NUM_ITEMS})")
+    parser.add_argument(
+        "--k",
+        type=int,
+        help=f"rows are users: find so many items for each (default: {NUM_ITEMS} by models of sequences; others score "
+        "rows of users and items)",
+    )
     parser.add_argument("--json", action="store_true", help="print what was done as JSON")
     options = parser.parse_args(arguments)
     make = partial(
@@ -266,23 +288,34 @@ def predict(
 ) -> dict[str, Any]:
     """Score files of rows by a run's model (:func:`trainer.inference.parquet_scoring.score_files`).
 
+    ``k``: number of items to find for the user of each row; None: 10 for a model of sequences, other models score the
+    rows.
+
     Returns:
         The report that the command prints as JSON.
     """
     run = run_of(run_dir)
     job = run.job
     sequence = is_sequence(job)
-    if k is not None and (not sequence or k < 1):
-        hint = "" if sequence else f": {job.model.kind} scores the rows that it is given, leave it out"
-        raise ValueError(f"--k is the number of items that a sequence model finds for each user, at least 1{hint}")
+    if k is not None and (k < 1 or not (sequence or job.model.ranks_all_items)):
+        hint = (
+            ""
+            if k < 1
+            else f": {job.model.kind} has no vectors of users, it scores rows of users and items; leave k out"
+        )
+        raise ValueError(f"--k is the number of items to find for each user, at least 1{hint}")
     source = Source(str(rows), ids=run.dataset.id_columns)
     output = output if output is not None else default_output(source)
     predictor = Predictor(run_dir, checkpoint, k=k or NUM_ITEMS)
+    scorer = predictor if sequence or k is None else UserRanking(predictor, k)
     dataset = predictor.run.dataset
     with tempfile.TemporaryDirectory(prefix="evenkeel-predict-") as folder:
-        if sequence and are_events(source, dataset):
-            events = Source(str(rows), None, dataset.filter, text=predictor.text_columns, ids=dataset.id_columns)
-            users = users_of(events, dataset, bad_events if dataset.max_bad_rows is not None else None)
+        if (sequence or k is not None) and are_events(source, dataset, timed=sequence):
+            if isinstance(scorer, UserRanking):
+                scorer.check_events(source)
+            events = Source(str(rows), None, dataset.filter, text=scorer.text_columns, ids=dataset.id_columns)
+            bad = bad_events if dataset.max_bad_rows is not None else None
+            users = users_of(events, dataset, bad, timed=sequence)
             scored: Path | str = Path(folder) / "users.parquet"
             pq.write_table(users, scored)
             columns = columns if columns is not None else users.column_names[:1]
@@ -290,7 +323,7 @@ def predict(
             scored = str(rows)
         with tqdm(unit=" rows", unit_scale=True, desc="predict", leave=False, disable=not bar) as shown:
             with written(output) as path:
-                summary = score_files(predictor, scored, path, keep=columns, told=shown.update)
+                summary = score_files(scorer, scored, path, keep=columns, told=shown.update)
     return {
         "job": predictor.run.run_id,
         "model": predictor.job.model.kind,
@@ -299,11 +332,11 @@ def predict(
         "output": str(output),
         "rows": summary.rows,
         "files": summary.files,
-        "columns": list(predictor.outputs),
+        "columns": list(scorer.outputs),
         "unknown": dict(summary.unknown),
         "missing": {name: count for name, count in summary.missing.items() if count},
         "seconds": round(summary.seconds, 3),
-        "notes": [*predictor.notes, *predictor.encoder.warnings(summary.matches)],
+        "notes": [*predictor.notes, *scorer.encoder.warnings(summary.matches)],
     }
 
 

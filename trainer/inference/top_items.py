@@ -29,14 +29,20 @@ class TopItems:
     def __init__(self, candidates: Float32s, ids: pa.Array, k: int):
         self.candidates, self.ids, self.k = candidates, ids, k
 
-    def of(self, queries: Float32s, had: Jagged) -> tuple[pa.Array, pa.Array]:
+    def of(
+        self,
+        queries: Float32s,
+        had: Jagged,
+        known: npt.NDArray[np.bool_] | None = None,
+        offsets: Float32s | None = None,
+    ) -> tuple[pa.Array, pa.Array]:
         """Return lists of at most k raw ids and of their scores, the highest first.
-
-        A user without any known item gets empty lists.
 
         Args:
             queries: [b, dim].
             had: table rows of the items that each user had; they are left out.
+            known: mask of the users to answer, bool [b]; the others get empty lists. None: users who had a known item.
+            offsets: terms that are added to all scores of a user [b]; None: none.
         """
         found = BestSoFar(len(queries), self.k)
         owner = np.repeat(np.arange(len(queries)), had.lengths)
@@ -48,8 +54,11 @@ class TopItems:
             piece[owner[inside], had.values[inside] - start] = -np.inf
             found.add(start, piece)
         scores, rows = found.scores, found.columns
-        known = np.bincount(owner[had.values >= NUM_SPECIAL_ROWS], minlength=len(queries)) > 0
+        if known is None:
+            known = np.bincount(owner[had.values >= NUM_SPECIAL_ROWS], minlength=len(queries)) > 0
+        if offsets is not None:
+            scores = scores + offsets[:, None]
         is_answer = np.isfinite(scores) & known[:, None]
-        offsets = pa.array(np.append(0, np.cumsum(is_answer.sum(axis=1))), pa.int32())
+        starts = pa.array(np.append(0, np.cumsum(is_answer.sum(axis=1))), pa.int32())
         ids = self.ids.take(pa.array(rows[is_answer] - NUM_SPECIAL_ROWS))
-        return pa.ListArray.from_arrays(offsets, ids), pa.ListArray.from_arrays(offsets, pa.array(scores[is_answer]))
+        return pa.ListArray.from_arrays(starts, ids), pa.ListArray.from_arrays(starts, pa.array(scores[is_answer]))

@@ -114,6 +114,8 @@ class RankingModel(nn.Module):
     """True if ``embeddings`` returns a row for each id (trainer.models.next_item), not a pooled row for each bag."""
     targets: ClassVar[tuple[str, ...]] = ()
     """Features whose ids are the targets of the loss (the label side of SSE); empty if the target is ``labels``."""
+    reads_training_rows: ClassVar[bool] = False
+    """True if scores depend on the training rows, which :meth:`begin` reads."""
     loss_kind: str = "bce"
     """Name of the job's loss (trainer.spec.losses.loss_of), for models that support several losses."""
     loss_settings: Mapping[str, float | None] = MappingProxyType({})
@@ -179,10 +181,11 @@ class RankingModel(nn.Module):
         """
         return self.scores(batch), batch.labels
 
-    def user_side(self, features: KeyedJaggedTensor) -> Tensor:
+    def user_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         """Return the user's factor of the score, [b, d]; only the user's features in ``features`` are not empty.
 
-        Implemented by models that rank all items for a user (``ranks_all_items`` of their spec).
+        ``dense`` [b, n]: the batch's numbers without those of the item table, if the model reads any. Implemented by
+        models that rank all items for a user (``ranks_all_items`` of their spec).
         """
         raise NotImplementedError
 

@@ -75,7 +75,7 @@ class BPR(RankingModel):
         loss = RETRIEVAL[self.loss_kind](self.loss_settings, self.num_items)
         return shared_loss(loss, user, target, Shared(negatives, ids, target_ids, offsets))
 
-    def user_side(self, features: KeyedJaggedTensor) -> Tensor:
+    def user_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         return self._user(self.looked_up(features)[USER])
 
     def item_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:

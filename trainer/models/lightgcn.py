@@ -32,6 +32,7 @@ class LightGCN(BPR):
     with A, whatever the batch size. An evaluation propagates them once.
     """
 
+    reads_training_rows = True
     spec: LightGCNSpec
 
     def __init__(self, embeddings: nn.Module, spec: LightGCNSpec, inputs: ModelInputs):
@@ -75,8 +76,7 @@ class LightGCN(BPR):
             ValueError: the model has no graph, because :meth:`begin` was not called with the training data.
         """
         if self._graph is None:
-            why = "lightgcn scores with the graph of its training rows, and this model has no graph"
-            raise ValueError(f"{why}: use bpr to predict or to export")
+            raise ValueError("lightgcn scores with the graph of its training rows, and this model has no graph")
         blocks = self.embeddings(_all_rows(self._sizes).to(device)).to_dict()
         layer = torch.cat(
             [

@@ -66,7 +66,7 @@ class MF(RankingModel):
         products = (user[:, : self.dim] * item[:, : self.dim]).sum(1)
         return self.mu + user[:, self.dim] + item[:, self.dim] + products if self.biases else products
 
-    def user_side(self, features: KeyedJaggedTensor) -> Tensor:
+    def user_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
         user = self.embeddings(features).to_dict()[USER]
         of_item = torch.ones_like(user[:, :1]) if self.biases else torch.zeros_like(user[:, :1])
         return torch.cat([user[:, : self.dim], of_item], dim=1)

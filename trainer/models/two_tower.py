@@ -51,6 +51,7 @@ class TwoTower(RankingModel):
     def __init__(self, embeddings: nn.Module, spec: TwoTowerSpec, inputs: ModelInputs):
         super().__init__(embeddings, spec, inputs)
         self.item_vectors = tuple(one for one in inputs.vectors if one.of_item)
+        self.context_vectors = tuple(one for one in inputs.vectors if not one.of_item)
         of_items = {key.name for key in inputs.keys if key.of_item} | {one.name for one in self.item_vectors}
         self.item_features = tuple(name for name in self.features if name in of_items)
         self.num_item_numbers, self.seed = inputs.num_item_numbers, inputs.seed
@@ -126,8 +127,13 @@ class TwoTower(RankingModel):
     def both_sides(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return self.towers(batch.features, batch.dense if self.num_columns else None)
 
-    def user_side(self, features: KeyedJaggedTensor) -> Tensor:
-        return self._user(self.embeddings(features).to_dict(), None)
+    def user_side(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> Tensor:
+        blocks = self.embeddings(features).to_dict()
+        if self.vector_fields is not None and self.context_vectors:
+            assert dense is not None
+            blocks |= self.vector_fields(dense, self.context_vectors)
+        num_numbers = self.num_dense - self.num_item_numbers
+        return self._user(blocks, dense[:, :num_numbers] if num_numbers and dense is not None else None)
 
     def user_offsets(self, features: KeyedJaggedTensor) -> Tensor | None:
         return self.bias.expand(features.stride())

@@ -243,7 +243,7 @@ DEEPER = {kind: {"hidden": [8, 7, 9]} for kind in KINDS if kind not in ("fm", "f
     "ple": {"hidden": [8, 7, 9], "tower_hidden": [5, 6]},
     "shared_bottom": {"tower_hidden": [4, 5, 4]},
 }
-# lightgcn scores by the rows that it was trained on, so predict refuses it.
+# lightgcn scores by the rows that it was trained on.
 WIDER = {kind: {"embedding_dim": 7} for kind in MODELS if kind not in ("wukong", "sasrec", "hstu", "lightgcn")}
 SIZES = [(kind, one) for sizes in (DEEPER, WIDER) for kind, one in sizes.items()]
 

@@ -371,7 +371,7 @@ def test_rows_that_cannot_be_scored_are_refused_with_the_remedy(run, tmp_path, c
     assert "holds list" in refused(rows.set_column(1, "sku", pa.array([[1]] * len(rows))))
     assert "to keep (there are click" in refused(rows, "--columns", "clicks")
     assert "already has a column 'logit'" in refused(rows.append_column("logit", rows["pos"]))
-    assert "--k is the number of items" in refused(rows, "--k", "5")
+    assert "dnn has no vectors of users" in refused(rows, "--k", "5")
     assert "holds no checkpoint of step 7: there are 10, 20" in refused(rows, "--checkpoint", "7")
     (tmp_path / "there.parquet").touch()
     assert "is there already" in refused(rows, "--output", str(tmp_path / "there.parquet"))

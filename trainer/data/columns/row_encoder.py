@@ -138,6 +138,11 @@ class RowEncoder:
         return columns_of(of_rows, of_items, self._vectors)
 
     @property
+    def vector_names(self) -> list[str]:
+        """Names of the vectors."""
+        return [one.name for one in self._vectors]
+
+    @property
     def id_columns(self) -> frozenset[str]:
         """Names of the rows' columns that ids are read from."""
         return self._dataset.id_columns
