@@ -55,7 +55,7 @@ from embeddings.refresh.settings import (
 from embeddings.refresh.usual import usual_metrics
 from embeddings.refresh.windows import shorter_than_before
 from embeddings.store import Collection, IdsErased, Store, StoreError, StoreUnavailable, VersionReader, ViewExists
-from embeddings.store.collection.erasure import USERS
+from embeddings.store.collection.erasure import ERASED_FILES, USERS
 from embeddings.store.views import PARAMETERS, default_view
 from embeddings.vectors.item_vectors import UNCERTAIN, Array, ItemVectors
 from embeddings.vectors.lazy_rows import Vectors
@@ -291,6 +291,11 @@ class _Refresh:
         erased = self.target.erased(USERS).matches(users.keys)
         if erased.any():
             users = users.take(np.flatnonzero(~erased))
+        if users.tower is not None:
+            tower = users.tower
+            for part in ERASED_FILES:
+                tower = tower.without(part, self.target.erased(part).matches)
+            users = replace(users, tower=tower if rotation is None else tower.rotated(rotation))
         return users if rotation is None else replace(users, vectors=Turned(users.vectors, rotation))
 
     def _scored_before(self) -> Vectors | None:

@@ -26,7 +26,8 @@ class VersionManifest:
         missing: number of ids without a vector.
         alignment: alignment of the vectors into the generation's coordinates.
         erasures: time and number of rows of each erasure of ids.
-        users: the version's users, {feature, rows, id_type, unit_items}; None if it has items alone.
+        users: the version's users, {feature, rows, id_type, unit_items, tower}; None if it has items alone. ``tower``
+            describes the query tower (embeddings.vectors.query_tower), if there is one.
         extra: every other entry, as it is in the document.
     """
 
@@ -103,6 +104,11 @@ class VersionManifest:
         """The file of item vectors for scores alone; None if the served ones are used."""
         return next((file for file in self.files if file.name.startswith("scored")), None)
 
+    @property
+    def tower_file(self) -> FileEntry | None:
+        """The file of the query tower; None if the version has none."""
+        return next((file for file in self.files if file.name.startswith("tower")), None)
+
 
 _FIELDS = frozenset(one.name for one in fields(VersionManifest)) - {"extra"}
 
@@ -140,8 +146,8 @@ def is_items_file(name: str) -> bool:
 
 
 def is_users_file(name: str) -> bool:
-    """Return True if only recommendations read a file of a version: ``users.arrow`` or ``scored.arrow``.
+    """Return True if only recommendations read a file of a version: users.arrow, scored.arrow or tower.onnx.
 
     After an erasure their names have a number.
     """
-    return name.startswith(("users", "scored")) and name.endswith(".arrow")
+    return name.startswith(("users", "scored", "tower")) and name.endswith((".arrow", ".onnx"))

@@ -7,13 +7,16 @@
 ``scored.arrow`` has one column, ``vector``, a row for each row of ``items.arrow``. A version whose items are averaged
 with earlier ones has it, with the vectors before the average. Without it the served vectors are scored.
 
+``tower.onnx`` answers queries by features or by a history (embeddings.vectors.query_tower), if the model can.
+
 All files are named by one manifest, so users are never scored against the items of another version.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from embeddings.store.arrow_stream import write_streamed
-from embeddings.store.files import FileEntry
+from embeddings.store.files import FileEntry, HashingFile
+from embeddings.store.queries import Queries, QueryError, QuerySession
 from embeddings.store.version import VersionReader, key_column, keys_of_column, matrix_of, read_arrow
 from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import MISSING, Array, as_list, chunks, find_rows, keys_of
@@ -58,6 +62,13 @@ def write_users(
     files = [write_streamed(directory / f"users{suffix}.arrow", columns, "vector", users.vectors)]
     if users.scored is not None:
         files.append(write_streamed(directory / f"scored{suffix}.arrow", {}, "vector", users.scored, dtype))
+    if users.tower is not None:
+        file = HashingFile(directory / f"tower{suffix}.onnx")
+        try:
+            file.write(users.tower.data)
+        finally:
+            file.close()
+        files.append(file.entry())
     return files
 
 
@@ -68,6 +79,7 @@ def users_entry(users: UserVectors, feature: str) -> dict[str, Any]:
         "rows": len(users),
         "id_type": "int64" if users.keys.dtype.kind == "i" else "string",
         "unit_items": users.unit_items,
+        **({} if users.tower is None else {"tower": users.tower.described()}),
     }
 
 
@@ -98,41 +110,86 @@ class Recommended(NamedTuple):
     scores: list[list[float]]
 
 
-class Recommender:
-    """The items and users of one version; thread-safe."""
+class _Asked(NamedTuple):
+    """Users to recommend items to, known ones alone.
 
-    def __init__(self, reader: VersionReader, users: Path, scored: Path | None):
+    Attributes:
+        found: mask of the known users among all that were asked for.
+        part: function from a slice of the known users to (vectors [b, d], offsets [b]).
+        seen: rows of the items that they had; ``starts``: bounds of each user's rows in it, [known users + 1].
+    """
+
+    found: Array
+    part: Callable[[slice], tuple[Array, Array]]
+    seen: Array
+    starts: Array
+
+
+class Recommender:
+    """The items and users of one version; thread-safe.
+
+    Attributes:
+        tower: the bytes of the version's query tower, memory-mapped; None if it has none.
+    """
+
+    def __init__(self, reader: VersionReader, users: Path, scored: Path | None, tower: Path | None = None):
         entry = reader.manifest.users
         assert entry is not None
         self.reader, self.version = reader, reader.version
         self.users = read_users(users, scored, entry, reader.keys)
+        self.tower = None if tower is None else pa.memory_map(str(tower)).read_buffer()
+        self._entry, self._loading = entry, threading.Lock()
+        self._session: QuerySession | None = None
 
-    def top(self, users: Any, k: int, *, exclude: Any = (), exclude_seen: bool = False) -> Recommended:
+    def top(
+        self,
+        users: Any = None,
+        k: int = 10,
+        *,
+        features: Sequence[Mapping[str, Any]] | None = None,
+        histories: Sequence[Sequence[Any]] | None = None,
+        exclude: Any = (),
+        exclude_seen: bool = False,
+    ) -> Recommended:
         """Return the ``k`` items of highest score for each of ``users``; there are fewer if no others are left.
 
-        All items with a vector are candidates, carried ones too. The search is exact.
+        All items with a vector are candidates, carried ones too. The search is exact. Features and histories are read
+        by the version's query tower (embeddings.store.queries).
 
         Args:
-            users: ids of users.
+            users: ids of users; or, in their place, ``features`` or ``histories``.
             k: largest number of items for each.
+            features: for each user a mapping from features to an id or a list of ids.
+            histories: for each user the items that it had, oldest first.
             exclude: ids of items that nobody gets.
-            exclude_seen: True to leave out the items that the user had in training.
+            exclude_seen: True to leave out the items that the user had in training, or the items of the history.
 
         Raises:
             ItemIdError: ids of another type than the version's.
-            ValueError: ``k`` below 1.
+            NoTower: the version has no query tower for such queries.
+            RuntimeMissing: onnxruntime is not installed.
+            QueryError: the query tower cannot read the features or histories.
+            ValueError: ``k`` below 1, or not one of users, features and histories.
         """
         if k < 1:
             raise ValueError(f"k is {k}, expected at least 1")
-        rows = find_rows(self.users.keys, keys_of(users, query=True))
+        if sum(one is not None for one in (users, features, histories)) != 1:
+            raise ValueError("give one of users, features and histories")
+        if features is not None and exclude_seen:
+            why = "features do not say what a user had"
+            raise QueryError("exclude_seen", why, "leave it out, or list items in exclude")
+        if histories is not None:
+            asked = self._of_histories(histories)
+        else:
+            asked = self._of_users(users) if features is None else _answered(self._queries().of_features(features))
         left_out = find_rows(self.reader.keys, keys_of(exclude, query=True)) if len(exclude) else np.empty(0, np.int64)
         left_out = left_out[left_out >= 0]
-        known = np.flatnonzero(rows >= 0)
-        items: list[list[Any]] = [[] for _ in rows]
-        scores: list[list[float]] = [[] for _ in rows]
+        known = np.flatnonzero(asked.found)
+        items: list[list[Any]] = [[] for _ in asked.found]
+        scores: list[list[float]] = [[] for _ in asked.found]
         at_once = max(1, _SCORES_AT_ONCE // max(1, min(_PIECE_ITEMS, len(self.reader))))
         for part in chunks(len(known), at_once):
-            best = self._best(rows[known[part]], k, left_out, exclude_seen)
+            best = self._best(asked, part, k, left_out, exclude_seen)
             is_answer = np.isfinite(best.scores)
             ids = as_list(self.reader.keys[best.columns[is_answer]])
             ends = np.cumsum(is_answer.sum(axis=1))
@@ -140,27 +197,51 @@ class Recommender:
                 items[place] = ids[start:end]
             for place, values, answers in zip(known[part], best.scores, is_answer, strict=True):
                 scores[place] = values[answers].tolist()
-        return Recommended(self.version, rows >= 0, items, scores)
+        return Recommended(self.version, asked.found, items, scores)
 
-    def _best(self, rows: Array, k: int, left_out: Array, exclude_seen: bool) -> BestSoFar:
-        queries, offsets = np.asarray(self.users.vectors[rows]), self.users.offsets[rows]
-        seen, starts = take_lists(self.users.seen.positions, self.users.seen.starts, rows)
-        owners = np.repeat(np.arange(len(rows)), np.diff(starts))
+    def _of_users(self, users: Any) -> _Asked:
+        rows = find_rows(self.users.keys, keys_of(users, query=True))
+        known = rows[rows >= 0]
+        seen, starts = take_lists(self.users.seen.positions, self.users.seen.starts, known)
+
+        def part(piece: slice) -> tuple[Array, Array]:
+            return np.asarray(self.users.vectors[known[piece]]), self.users.offsets[known[piece]]
+
+        return _Asked(rows >= 0, part, seen, starts)
+
+    def _of_histories(self, histories: Sequence[Sequence[Any]]) -> _Asked:
+        answers = self._queries().of_histories(histories)
+        had = [one for one, known in zip(histories, answers.known, strict=True) if known]
+        rows = find_rows(self.reader.keys, keys_of([item for one in had for item in one], query=True))
+        starts = np.append(0, np.cumsum(np.array([len(one) for one in had], dtype=np.int64)))
+        return _answered(answers)._replace(seen=rows, starts=starts)
+
+    def _queries(self) -> QuerySession:
+        with self._loading:
+            if self._session is None:
+                self._session = QuerySession(self.version, self._entry, self.tower)
+        return self._session
+
+    def _best(self, asked: _Asked, part: slice, k: int, left_out: Array, exclude_seen: bool) -> BestSoFar:
+        queries, offsets = asked.part(part)
+        starts = asked.starts[part.start : part.stop + 1]
+        seen = asked.seen[starts[0] : starts[-1]]
+        owners = np.repeat(np.arange(len(queries)), np.diff(starts))
         vectors = self.reader.vectors if self.users.scored is None else np.asarray(self.users.scored)
-        best = BestSoFar(len(rows), k)
-        for part in chunks(len(self.reader), _PIECE_ITEMS):
-            scores = queries @ as_float32(vectors[part]).T
+        best = BestSoFar(len(queries), k)
+        for piece in chunks(len(self.reader), _PIECE_ITEMS):
+            scores = queries @ as_float32(vectors[piece]).T
             if self._scales is not None:
-                scores *= self._scales[part]
+                scores *= self._scales[piece]
             if self._biases is not None:
-                scores += self._biases[part]
+                scores += self._biases[piece]
             scores += offsets[:, None]
             for rows_out in (self._no_vector, left_out):
-                scores[:, rows_out[_inside(rows_out, part)] - part.start] = -np.inf
+                scores[:, rows_out[_inside(rows_out, piece)] - piece.start] = -np.inf
             if exclude_seen:
-                inside = _inside(seen, part)
-                scores[owners[inside], seen[inside] - part.start] = -np.inf
-            best.add(part.start, scores)
+                inside = _inside(seen, piece)
+                scores[owners[inside], seen[inside] - piece.start] = -np.inf
+            best.add(piece.start, scores)
         return best
 
     @functools.cached_property
@@ -174,6 +255,16 @@ class Recommender:
     @functools.cached_property
     def _no_vector(self) -> Array:
         return np.flatnonzero(self.reader.statuses == MISSING)
+
+
+def _answered(answers: Queries) -> _Asked:
+    """Return the known queries among the answers of a tower, who have seen no items."""
+    known = np.flatnonzero(answers.known)
+
+    def part(piece: slice) -> tuple[Array, Array]:
+        return answers.vectors[known[piece]], answers.offsets[known[piece]]
+
+    return _Asked(answers.known, part, np.empty(0, np.int64), np.zeros(len(known) + 1, np.int64))
 
 
 def _inside(rows: Array, part: slice) -> Array:

@@ -9,6 +9,7 @@ import numpy as np
 
 from embeddings.vectors.item_vectors import keys_of
 from embeddings.vectors.lazy_rows import Array, Picked, Vectors
+from embeddings.vectors.query_tower import QueryTower
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,7 @@ class UserVectors:
         offsets: float32 [n]; None: zeros.
         unit_items: True if the model scales item vectors to length 1 before it multiplies them.
         seen: the items that each user had in training.
+        tower: the model from features or a history to q_u and o_u, for users without a row; None: there is none.
         scored: unit vectors z_i [items, d] of the version's items, in the order of its rows, where scores need others
             than the served ones, which may be averaged; None: the served ones.
 
@@ -49,6 +51,7 @@ class UserVectors:
     offsets: Array = None  # type: ignore[assignment]
     unit_items: bool = False
     scored: Vectors | None = None
+    tower: QueryTower | None = None
 
     def __post_init__(self) -> None:
         keys = keys_of(self.ids)

@@ -20,6 +20,7 @@ from trainer.distributed.materialize import model_of_checkpoint
 from trainer.distributed.user_tower import UserTowerInputs
 from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
+from trainer.publishing.query_tower import query_tower
 from trainer.publishing.temporary_rows import temporary_rows
 from trainer.runs.directory import Run
 
@@ -52,7 +53,8 @@ def user_vectors(run: Run, checkpoint: Checkpoint) -> UserVectors:
     For a sequence model they are the users with an item in the training split; the vector is the query of the last of
     these items. For other models they are the users with a row of their own, also those of earlier runs; if the model
     reads further features of the user, only users with a training row. Vectors are in an unnamed file of the run
-    directory. Users with a vector that is not finite are left out, with a note in the log.
+    directory. Users with a vector that is not finite are left out, with a note in the log. The model's query tower, if
+    it has one, comes with them.
     """
     data = PreparedData.open(run.data)
     model = model_of_checkpoint(run.job, data, checkpoint)
@@ -72,7 +74,8 @@ def user_vectors(run: Run, checkpoint: Checkpoint) -> UserVectors:
                 offsets[part] = offset.float().numpy()
             finite[part] = np.isfinite(vectors[part]).all(axis=1) & np.isfinite(offsets[part])
     seen = SeenLists(users.seen.items, *take_lists(users.seen.positions, users.seen.starts, order))
-    found = UserVectors(users.keys[order], vectors, seen, offsets, run.job.model.scores_unit_items)
+    tower = query_tower(run, checkpoint, model)
+    found = UserVectors(users.keys[order], vectors, seen, offsets, run.job.model.scores_unit_items, tower=tower)
     if finite.all():
         return found
     print(f"{np.count_nonzero(~finite)} users are not published: their vectors are not finite", flush=True)

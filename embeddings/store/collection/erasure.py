@@ -55,6 +55,7 @@ from embeddings.store.version import VersionReader, num_carried, write_items
 from embeddings.store.views import utc_now
 from embeddings.vectors.item_vectors import Array, ItemIdError, ItemVectors, keys_of
 from embeddings.vectors.lazy_rows import Picked
+from embeddings.vectors.query_tower import QueryTower
 from embeddings.vectors.user_vectors import UserVectors
 
 Part = Literal["items", "users"]
@@ -294,9 +295,12 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
                 gone = known.matches(users.keys) if users is not None else np.zeros(0, dtype=np.bool_)
             else:
                 gone = known.matches(items.keys)
+            tower = None if users is None or users.tower is None else users.tower.without(part, known.matches)
+            # A tower has rows of users and items that the version itself does not have.
+            loses = bool(gone.any()) or (users is not None and tower is not users.tower)
             # Remote rows of a version may depend on those of an earlier one, so all of them are written again.
             writes_items = part == ITEMS and (bool(gone.any()) or self._files.rows_are_remote)
-            if not (gone.any() or writes_items):
+            if not (loses or writes_items):
                 if _unnamed(directory, before):
                     with self._files.writing():
                         _remove_unnamed(directory, self._reader.manifest_now(version))
@@ -310,6 +314,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
                     items = items.take(remaining)
                     files.append(write_items(workspace.path / f"items{suffix}.arrow", items, before.dtype))
                 if users is not None:
+                    users = replace(users, tower=tower)
                     if part == USERS:
                         users = users.take(remaining)
                     elif users.scored is not None:
@@ -329,7 +334,11 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
                 return int(np.count_nonzero(gone))
 
     def _users(self, reader: VersionReader) -> UserVectors | None:
-        return self._reader.recommender(reader.version).users if reader.manifest.users_file is not None else None
+        if reader.manifest.users_file is None:
+            return None
+        recommender = self._reader.recommender(reader.version)
+        tower = recommender.tower
+        return recommender.users if tower is None else replace(recommender.users, tower=QueryTower(tower.to_pybytes()))
 
     def _is_expired(self, version: str) -> bool:
         return self._reader.record(version).state == "expired"

@@ -187,10 +187,12 @@ class CollectionReader:
                     "publish.users, or name a version that has them"
                 )
             try:
-                path, scored = self._files.data_file(reader.version, file), reader.manifest.scored_file
-                made = Recommender(
-                    reader, path, None if scored is None else self._files.data_file(reader.version, scored)
+                others = (reader.manifest.scored_file, reader.manifest.tower_file)
+                path, scored, tower = (
+                    None if one is None else self._files.data_file(reader.version, one) for one in (file, *others)
                 )
+                assert path is not None
+                made = Recommender(reader, path, scored, tower)
             except CorruptStore:
                 # The version may have expired, or lost users to an erasure, since it was opened.
                 if self._is_replaced(reader.version, reader.manifest) or self._files.is_expired(reader.version):

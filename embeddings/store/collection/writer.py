@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from embeddings.durable_files import fsync_path, write_file
-from embeddings.store.collection.erasure import USERS, CollectionErasure
+from embeddings.store.collection.erasure import ERASED_FILES, USERS, CollectionErasure
 from embeddings.store.files import Workspace, disk_errors, encode_document
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
 from embeddings.store.users import users_entry, write_users
@@ -133,6 +133,9 @@ class CollectionWriter(CollectionErasure):
         self._refuse_erased(items.keys)
         if users is not None:
             self._refuse_erased(users.keys, USERS)
+            if users.tower is not None:
+                for part in ERASED_FILES:
+                    self._refuse_erased(users.tower.keys(part), part)
 
     def clean(self) -> None:
         """Remove files of killed writers, and finish interrupted erasures; ``write`` does this, too."""

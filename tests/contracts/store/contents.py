@@ -12,6 +12,7 @@ from embeddings.store import Collection, StoreError, UnknownVersion
 from embeddings.vectors.item_vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors
 from embeddings.vectors.user_vectors import SeenLists, UserVectors
 from tests.contracts.store.base import Base, Reopen, items, publish
+from tests.support.query_towers import tower_of
 
 
 class Contents(Base):
@@ -168,7 +169,8 @@ class Contents(Base):
         served, scored, vectors = (random.standard_normal((n, 4)).astype(np.float32) for n in (6, 6, 5))
         biases, keys = random.standard_normal(6).astype(np.float32), np.arange(10, 16)
         seen = SeenLists(keys, np.array([0, 1, 1, 3]), np.array([0, 2, 3, 3, 4, 4]))
-        users = UserVectors(np.arange(5), vectors, seen, scored=scored)
+        tower = tower_of({"user": ([7, 8], vectors[:2])})
+        users = UserVectors(np.arange(5), vectors, seen, scored=scored, tower=tower)
         content = ItemVectors(keys, served, norms=np.ones(6), biases=biases)
         publish(collection, content, users=users)
         scores = vectors @ scored.T + biases
@@ -179,12 +181,16 @@ class Contents(Base):
                 [int(key) for key in keys[np.argsort(-scores[user])] if key not in had]
                 for user, had in ((3, [13]), (0, [10, 11]))
             ]
-        collection.erase([1], "they asked", part="users")
+            answered = where.recommender().top(features=[{"user": 7}], k=6)
+            assert answered.items[0] == keys[np.argsort(-scores[0])].tolist()
+        collection.erase([1, 8], "they asked", part="users")
         collection.erase([11], "withdrawn")
         for where in (again().collection("items"), collection):
             found = where.recommender().top([0, 1], 6, exclude_seen=True)
             assert found.found.tolist() == [True, False]
             assert found.items[0] == [int(key) for key in keys[np.argsort(-scores[0])] if key not in (10, 11)]
             np.testing.assert_allclose(found.scores[0], np.sort(scores[0, 2:])[::-1], rtol=1e-5)
+            answered = where.recommender().top(features=[{"user": 7}, {"user": 8}], k=6)
+            assert answered.items == [[key for key in keys[np.argsort(-scores[0])].tolist() if key != 11], []]
         with pytest.raises(StoreError, match="1 of the users were erased"):
             again().collection("items").write(content.take(np.array([0])), users=users)

@@ -79,8 +79,9 @@ def job_of(model: dict[str, Any], **changes: Any) -> Any:
 
 def trained(folder: Path, name: str, rows: Path, model: dict[str, Any], *, joined: bool = False, **options: Any) -> Run:
     places = {key: options.pop(key) for key in ("init_checkpoint", "parent_version") if key in options}
+    dataset = options.pop("dataset", None) or dataset_of(rows, joined)
     directory = write_run(
-        folder / name, run_id=name, job=job_of(model, **options), dataset=dataset_of(rows, joined),
+        folder / name, run_id=name, job=job_of(model, **options), dataset=dataset,
         store_url=str(folder / "store"), **places,
     )  # fmt: skip
     run = read_run(directory)
@@ -137,8 +138,8 @@ def test_served_scores_are_the_models_own(name: str, tmp_path: Path, rows: Path)
     second = trained(tmp_path, "second", rows, model, seed=7, parent_version="v000001")
     manifest = open_store(second.store_url).collection("items").manifest()
     assert (manifest["version"], manifest["alignment"]["kind"]) == ("v000002", "procrustes")
-    assert manifest["users"] | {"rows": 0} == {
-        "feature": "user", "id_type": "string", "rows": 0, "unit_items": "normalized" in name
+    assert manifest["users"] | {"rows": 0, "tower": None} == {
+        "feature": "user", "id_type": "string", "rows": 0, "unit_items": "normalized" in name, "tower": None
     }  # fmt: skip
     assert manifest["users"]["rows"] > 50
     for user in ("u07", "u31"):
