@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     app.command()(fetch)
     app.command()(neighbors)
     app.command()(recommend)
+    app.command()(tower)
     app.command()(export_vectors)
     app.add_typer(canaries, name="canaries")
     app.command()(advise)
@@ -177,34 +178,46 @@ def fetch(
 
 def recommend(
     collection: Collection,
-    users: Annotated[Path, typer.Argument(metavar="USERS.parquet", help="A file with a column of ids of users.")],
+    users: Annotated[Path, typer.Argument(metavar="USERS.parquet", help="A file with a row for each user.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The Parquet file to write.")],
     k: Annotated[int, typer.Option(min=1, max=1000, help="Most items for each user.")] = 10,
-    column: Annotated[str, typer.Option(help="The column of USERS.parquet with the ids.")] = "user",
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Find users by `users` (ids), by `features`, or by `histories` (lists of items, oldest first)."
+        ),
+    ] = "users",
+    column: Annotated[
+        str | None,
+        typer.Option(
+            help="The column with the ids (default: user), or with the histories (default: the item's feature)."
+        ),
+    ] = None,
     exclude_seen: Annotated[
-        bool, typer.Option("--exclude-seen", help="Leave out the items that the user had in training.")
+        bool,
+        typer.Option("--exclude-seen", help="Leave out the items that the user had in training, or of the history."),
     ] = False,
     version: Annotated[str, typer.Option(help="A version, or `current`.")] = "current",
     as_json: JsonFlag = False,
 ) -> None:
     """Write the items of highest score for each user of a file, from one version.
 
-    The file has the columns user, items and scores, in the order of USERS.parquet. A user whom the version does not
-    have gets empty lists.
+    The file has the columns that were read, items and scores, in the order of USERS.parquet. A user whom the version
+    does not have, or none of whose ids it knows, gets empty lists.
     """
     import pyarrow.parquet as pq
 
-    try:
-        file = pq.ParquetFile(users)
-        if column not in file.schema_arrow.names:
-            there = ", ".join(file.schema_arrow.names)
-            raise CommandError(f"{users}: has no column '{column}' (there are {there})", "name one with --column")
-    except (OSError, ValueError) as error:
-        raise CommandError(f"{users}: {error}", "give a Parquet file") from None
+    if by not in ("users", "features", "histories"):
+        raise CommandError(f"--by {by}: is not known", "use users, features or histories", output.USAGE)
     with Client() as client:
         manifest = client.version(collection, version)
         try:
-            num_users, num_unknown = _write_recommended(client, manifest, file, column, out, k, exclude_seen)
+            file = pq.ParquetFile(users)
+            columns = _columns_read(manifest, by, column, file.schema_arrow.names, users)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"{users}: {error}", "give a Parquet file") from None
+        try:
+            num_users, num_unknown = _write_recommended(client, manifest, file, by, columns, out, k, exclude_seen)
         except OSError as error:
             raise CommandError(
                 f"{out}: {error.strerror or error}", "name a file in a folder that you can write to"
@@ -218,11 +231,30 @@ def recommend(
     output.print_answer(answer, text, as_json)
 
 
+def _columns_read(
+    manifest: Mapping[str, Any], by: str, column: str | None, there: Sequence[str], file: Path
+) -> list[str]:
+    """Return the columns of a file that recommendations need."""
+    inputs = ((manifest.get("users") or {}).get("tower") or {}).get("inputs", {})
+    if by == "features":
+        found = [name for name in there if name in inputs]
+        if not found and inputs:
+            raise CommandError(
+                f"{file}: has none of the features {', '.join(inputs)}", "name its columns like the features"
+            )
+        return found or list(there)
+    column = column or ("user" if by == "users" else next(iter(inputs), "item"))
+    if column not in there:
+        raise CommandError(f"{file}: has no column '{column}' (there are {', '.join(there)})", "name one with --column")
+    return [column]
+
+
 def _write_recommended(
     client: Client,
     manifest: Mapping[str, Any],
     file: pq.ParquetFile,
-    column: str,
+    by: str,
+    columns: list[str],
     out: Path,
     k: int,
     exclude_seen: bool,
@@ -234,24 +266,50 @@ def _write_recommended(
     from embeddings.durable_files import appearing
 
     item_type = pa.int64() if manifest["id_type"] == "int64" else pa.string()
+    kept = [file.schema_arrow.field(name) for name in columns]
     schema = pa.schema(
-        {"user": file.schema_arrow.field(column).type, "items": pa.list_(item_type), "scores": pa.list_(pa.float32())},
+        [*kept, ("items", pa.list_(item_type)), ("scores", pa.list_(pa.float32()))],
         metadata={"evenkeel.collection": manifest["collection"], "evenkeel.version": manifest["version"]},
     )
     num_users = num_unknown = 0
     with appearing(out, durable=False) as partial, pq.ParquetWriter(partial, schema) as writer:
-        for batch in file.iter_batches(BLOCK_USERS, columns=[column]):
-            if batch.column(0).null_count:
-                raise CommandError(f"column '{column}': {batch.column(0).null_count} ids are missing", "leave them out")
+        for batch in file.iter_batches(BLOCK_USERS, columns=columns):
+            if by != "features" and batch.column(0).null_count:
+                what = "ids" if by == "users" else "histories"
+                raise CommandError(f"column '{columns[0]}': {batch.column(0).null_count} {what} are missing",
+                                   "leave them out")  # fmt: skip
+            queries = batch.to_pylist() if by == "features" else batch.column(0).to_pylist()
             found = client.recommend(
-                manifest["collection"], batch.column(0), k, exclude_seen=exclude_seen, version=manifest["version"]
+                manifest["collection"], k=k, exclude_seen=exclude_seen, version=manifest["version"], **{by: queries}
             )["users"]
             items = [[item["id"] for item in user["items"]] for user in found]
             scores = [[item["score"] for item in user["items"]] for user in found]
-            writer.write_batch(pa.record_batch([batch.column(0), items, scores], schema=schema))
+            writer.write_batch(pa.record_batch([*batch.select(columns).columns, items, scores], schema=schema))
             num_users += len(found)
             num_unknown += sum(not user["found"] for user in found)
     return num_users, num_unknown
+
+
+def tower(
+    collection: Collection,
+    file: Annotated[Path, typer.Argument(metavar="FILE.onnx")],
+    version: Annotated[str, typer.Option(help="A version, or `current`.")] = "current",
+    as_json: JsonFlag = False,
+) -> None:
+    """Download a version's query tower as ONNX: from features or a history to the vector that scores items."""
+    with Client() as client:
+        manifest = client.version(collection, version)
+        try:
+            client.tower(collection, file, manifest["version"])
+        except OSError as error:
+            raise CommandError(
+                f"{file}: {error.strerror or error}", "name a file in a folder that you can write to"
+            ) from None
+    described = manifest["users"]["tower"]
+    answer = {"collection": collection, "version": manifest["version"], "file": str(file), **described}
+    names = ", ".join(described["inputs"])
+    text = f"query tower of {collection} {manifest['version']}, which reads {described['of']} ({names}), in {file}"
+    output.print_answer(answer, text, as_json)
 
 
 def _table(client: Client, name: str, ids: list[str], version: str, dtype: str) -> pa.Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ MAX_IDS = 10_000
 """Most ids in one request."""
 MAX_USERS, MAX_RECOMMENDED = 1000, 100_000
 """Most users in one request, and most items that it may ask for."""
+MAX_QUERY_VALUES = 3500
+"""Most values of features or histories in one request, beside ``exclude``."""
 
 
 class VectorCalls(Session):
@@ -33,9 +35,21 @@ class VectorCalls(Session):
         Raises:
             Unreachable: The download broke off.
         """
-        path = Path(path)
+        return self._download(f"/collections/{part(collection)}/versions/{part(version)}/snapshot", Path(path))
+
+    def tower(self, collection: str, path: Path | str, version: str = "current") -> Path:
+        """Download the query tower of a version as ONNX; the file appears complete or not at all.
+
+        Its inputs are in ``users.tower`` of the version's manifest, ids of features or of items; its outputs are
+        ``vector`` [b, d], ``offset`` [b] and ``known`` [b] (guide: items for a user).
+
+        Raises:
+            Unreachable: The download broke off.
+        """
+        return self._download(f"/collections/{part(collection)}/versions/{part(version)}/tower", Path(path))
+
+    def _download(self, path_of: str, path: Path) -> Path:
         unfinished = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex}.tmp")
-        path_of = f"/collections/{part(collection)}/versions/{part(version)}/snapshot"
         answer = self.request("GET", path_of, stream=True, headers={"Accept": "*/*"})
         try:
             with open(unfinished, "wb") as file:
@@ -43,7 +57,8 @@ class VectorCalls(Session):
                     file.write(chunk)
             os.replace(unfinished, path)
         except httpx.TransportError as error:
-            raise Unreachable(f"the snapshot broke off: {error or type(error).__name__}", "try again") from None
+            name = path_of.rpartition("/")[2]
+            raise Unreachable(f"the {name} broke off: {error or type(error).__name__}", "try again") from None
         finally:
             self._end(answer)
             unfinished.unlink(missing_ok=True)
@@ -99,9 +114,11 @@ class VectorCalls(Session):
     def recommend(
         self,
         collection: str,
-        users: Any,
+        users: Any = None,
         k: int = 10,
         *,
+        features: Any = None,
+        histories: Any = None,
         exclude: Any = (),
         exclude_seen: bool = False,
         version: str = "current",
@@ -114,23 +131,31 @@ class VectorCalls(Session):
             collection: A collection whose job publishes users.
             users: Ids of users: a list, or any kind of array, tensor or series.
             k: Largest number of items for each user, at most 1,000.
+            features: In the place of ``users``: a list of mappings from features to an id or a list of ids.
+            histories: In the place of ``users``: a list of lists of ids of items, oldest first.
             exclude: Ids of items that no user gets.
-            exclude_seen: True to leave out the items that the user had in training.
+            exclude_seen: True to leave out the items that the user had in training, or that are in the history.
             version: Name of a version, or ``current``.
 
         Returns:
-            A mapping with ``version`` and ``users``, in the order of the request: mappings with ``id``, ``found`` and
-            ``items``, a list of mappings with ``id`` and ``score``, best first.
+            A mapping with ``version`` and ``users``, in the order of the request: mappings with ``id`` (None without
+            ids of users), ``found`` and ``items``, a list of mappings with ``id`` and ``score``, best first.
 
         Raises:
             TypeError: ``users`` is a single id instead of a list.
+            ValueError: Not one of users, features and histories is given.
         """
-        asked, found = ids_of(users), []
+        ways = (("users", users), ("features", features), ("histories", histories))
+        given = [(name, queries) for name, queries in ways if queries is not None]
+        if len(given) != 1:
+            raise ValueError("recommend() needs one of users, features= and histories=")
+        ((name, queries),) = given
+        asked = _queries(name, queries)
+        left_out, found = ids_of(exclude), []
         at_once = max(1, min(MAX_USERS, MAX_RECOMMENDED // max(k, 1)))
-        for start in range(0, max(len(asked), 1), at_once):
+        for block in _blocks(asked, at_once, MAX_QUERY_VALUES):
             body = {
-                "users": asked[start : start + at_once], "k": k, "exclude": ids_of(exclude),
-                "exclude_seen": exclude_seen, "version": version,
+                name: block, "k": k, "exclude": left_out, "exclude_seen": exclude_seen, "version": version,
             }  # fmt: skip
             answer = self.json("POST", f"/collections/{part(collection)}/recommend", json=body)
             version = answer["version"]
@@ -216,6 +241,43 @@ class VectorCalls(Session):
                 headers = {"Accept": ARROW_STREAM}
             tables.append(table_of(answer.content))
         return (tables[0] if len(tables) == 1 else pa.concat_tables(tables)), etag or ""
+
+
+def _queries(name: str, queries: Any) -> list[Any]:
+    """Return ids of users, features or histories as JSON values."""
+    if name == "users":
+        return ids_of(queries)
+    if name == "histories":
+        return [ids_of(one) for one in queries]
+    return [
+        {feature: ids_of(value) if _is_many(value) else _scalar(value) for feature, value in one.items()}
+        for one in queries
+    ]
+
+
+def _is_many(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and bool(getattr(value, "shape", True))
+
+
+def _blocks(queries: list[Any], most: int, most_values: int) -> Iterator[list[Any]]:
+    """Yield the queries in blocks of at most ``most``, each with at most ``most_values`` values, one at least."""
+    block: list[Any] = []
+    values = 0
+    for query in queries:
+        size = _size(query)
+        if block and (len(block) == most or values + size > most_values):
+            yield block
+            block, values = [], 0
+        block.append(query)
+        values += size
+    yield block
+
+
+def _size(query: Any) -> int:
+    """Return the number of values of a query, as the service counts them."""
+    if isinstance(query, dict):
+        return 2 + sum(map(_size, query.values()))
+    return 2 + len(query) if isinstance(query, list) else 1
 
 
 def _same_but_for_the_first(previous: Vectors, ids: list[Any]) -> bool:

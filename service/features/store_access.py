@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 
-from embeddings.store import Collection, Store, files
+from embeddings.store import Collection, Store, files, queries
 from embeddings.store.files import RowsGone
 from embeddings.vectors.item_vectors import ItemIdError
 from service.core import tenants
@@ -33,6 +33,18 @@ _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
     ),
     (files.UnknownView, 404, "view-not-found", "GET /v1/views lists them"),
     (files.NoUsers, 409, "no-users", "publish users by publish.users of the job, or name a version that has them"),
+    (
+        queries.NoTower,
+        409,
+        "no-query-tower",
+        "publish users by publish.users of a job of two_tower, sasrec, gru4rec or hstu, or ask for ids of users",
+    ),
+    (
+        queries.RuntimeMissing,
+        501,
+        "onnxruntime-missing",
+        "install it where the service runs: pip install 'evenkeel[queries]'",
+    ),
     (files.ViewExists, 409, "view-exists", "take another name"),
     (files.StaleParent, 409, "stale-version", "look at the current version, then decide again"),
     (files.GateHeld, 409, "held-by-gate", "set override_gate: true to serve it anyway"),

@@ -9,8 +9,10 @@ import numpy as np
 
 from embeddings.store import Collection, Store, default_view, open_store
 from embeddings.vectors.item_vectors import CARRIED, FOUND, ItemVectors
+from embeddings.vectors.query_tower import QueryTower
 from embeddings.vectors.user_vectors import SeenLists, UserVectors
 from service.core.settings import Settings
+from tests.support.query_towers import tower_of
 
 DIM = 8
 COMPARISON = {
@@ -67,11 +69,18 @@ def publish(
     return version, vectors
 
 
-def users_of(ids: Any, items: Any = (), seed: int = 0) -> UserVectors:
+def users_of(ids: Any, items: Any = (), seed: int = 0, tower: QueryTower | None = None) -> UserVectors:
     """Users with random vectors; the first has seen all ``items``, the others none."""
     vectors = np.random.default_rng(1000 + seed).standard_normal((len(ids), DIM)).astype(np.float32)
     starts = np.array([0, *[len(items)] * len(ids)])
-    return UserVectors(ids, vectors, SeenLists(np.asarray(items, np.int64), np.arange(len(items)), starts))
+    seen = SeenLists(np.asarray(items, np.int64), np.arange(len(items)), starts)
+    return UserVectors(ids, vectors, seen, tower=tower)
+
+
+def tower_of_items(seed: int = 0, num_items: int = 50) -> tuple[QueryTower, np.ndarray]:
+    """A query tower of histories of the items that ``publish`` makes, and its row of each item."""
+    rows = np.random.default_rng(2000 + seed).standard_normal((num_items, DIM)).astype(np.float32)
+    return tower_of({"item": (list(range(10, 10 * num_items + 1, 10)), rows)}, history=True), rows
 
 
 def hold(settings: Settings, name: str = "items", *, seed: int = 99, **fields: Any) -> str:

@@ -24,6 +24,7 @@ from embeddings.vectors.item_vectors import ItemVectors
 from service.core.settings import Settings
 from tests.service import published
 from tests.service.service_kit import job_body
+from tests.support.query_towers import tower_of
 
 NUM_ITEMS, DIM = 300, 8
 WEBHOOK_HOST = "hooks.example.com"
@@ -96,7 +97,9 @@ def seed(settings: Settings, tenant: str = "default") -> None:
                 Stage(ema=None, gate=Gate("report")),
                 parent_version=store.collection("items").current(),
                 model="bpr",
-                users=published.users_of(np.arange(1, 5), [1, 2]),
+                users=published.users_of(
+                    np.arange(1, 5), [1, 2], tower=tower_of({"country": (["de", "fr"], np.eye(2, published.DIM))})
+                ),
             ),
         )
     labels = {"id": np.arange(NUM_ITEMS), "label": np.repeat(["a", "b", "c"], NUM_ITEMS // 3)}
@@ -262,6 +265,8 @@ class Tour:
         await self.visit(f"POST {one}/vectors", "items", body={"ids": [1, 2, 99], "version": "current"})
         await self.visit(f"POST {one}/neighbors", "items", body={"id": 1, "k": 3})
         await self.visit(f"POST {one}/recommend", "items", body={"users": [1, 2, 99], "k": 3, "exclude_seen": True})
+        await self.visit(f"POST {one}/recommend", "items", body={"features": [{"country": "de"}], "k": 3})
+        await self.visit(f"GET {one}/versions/{{version}}/tower", "items", "v000001")
         await self._page("/collections")
         await self._page("/collections/{collection}", "items")
         await self.visit("GET /dashboard/parts/versions/{collection}", "items")

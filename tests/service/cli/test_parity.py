@@ -42,6 +42,7 @@ COMMANDS = {
     f"POST {COLLECTION}/vectors": "fetch",
     "POST /v1/views/{name}/vectors": "fetch",
     f"POST {COLLECTION}/recommend": "recommend",
+    f"GET {COLLECTION}/versions/{{version}}/tower": "tower",
     f"POST {COLLECTION}/canaries": "canaries add",
     f"GET {COLLECTION}/canaries": "canaries list",
     f"DELETE {COLLECTION}/canaries/{{name}}": "canaries delete",

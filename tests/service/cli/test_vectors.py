@@ -11,6 +11,7 @@ import pytest
 
 from tests.service import published
 from tests.service.serving import Run, Served
+from tests.support.query_towers import tower_of
 
 pytestmark = pytest.mark.process
 
@@ -82,6 +83,41 @@ def test_recommend_writes_items_for_the_users_of_a_file(
     refused = run("recommend", "alone", str(file), "--column", "id", "--out", str(tmp_path / "none.parquet"))
     assert (refused.code, "has no users" in refused.err) == (1, True)
     assert not (tmp_path / "none.parquet").exists()
+
+
+def test_recommend_by_histories_and_features_and_the_tower(run: Run, served: Served, tmp_path: Path) -> None:
+    tower, rows = published.tower_of_items()
+    version, vectors = published.publish(served.settings, "tunes", users=published.users_of([1], tower=tower))
+    file, out = tmp_path / "histories.parquet", tmp_path / "items.parquet"
+    pq.write_table(pa.table({"item": [[10, 30], [7]], "note": [1, 2]}), file)
+    arguments = ("recommend", "tunes", str(file), "--k", "3", "--out", str(out))
+    done = run(*arguments, "--by", "histories", "--exclude-seen", "--json").json
+    assert done == {"collection": "tunes", "version": version, "file": str(out), "users": 2, "unknown": 1}
+    table = pq.read_table(out)
+    assert table.column_names == ["item", "items", "scores"]
+    order = [10 * int(row + 1) for row in np.argsort(-(vectors @ (rows[0] + rows[2]))) if row not in (0, 2)]
+    assert table.column("items").to_pylist() == [order[:3], []]
+    said = run("tower", "tunes", str(tmp_path / "tower.onnx")).out
+    assert "which reads histories (item)" in said
+    assert (tmp_path / "tower.onnx").read_bytes() == tower.data
+    refused = run(*arguments, "--by", "features")
+    assert (refused.code, "reads histories, not features" in refused.err) == (1, True)
+    assert run(*arguments, "--by", "names").code == 2
+
+    of_features = tower_of({"country": (["de", "fr"], rows[:2])})
+    published.publish(served.settings, "tunes", users=published.users_of([1], tower=of_features))
+    refused = run(*arguments, "--by", "features")
+    assert (refused.code, "has none of the features country" in refused.err) == (1, True)
+    pq.write_table(pa.table({"country": ["fr", None], "note": [1, 2]}), file)
+    assert run(*arguments, "--by", "features").code == 0
+    table = pq.read_table(out)
+    assert table.column_names == ["country", "items", "scores"]
+    best = [10 * int(row + 1) for row in np.argsort(-(vectors @ rows[1]))[:3]]
+    assert table.column("items").to_pylist() == [best, []]
+    published.publish(served.settings, "alone")
+    refused = run("tower", "alone", str(tmp_path / "none.onnx"))
+    assert (refused.code, "has no users" in refused.err) == (1, True)
+    assert not (tmp_path / "none.onnx").exists()
 
 
 def test_versions_and_promote_say_how_the_model_does(run: Run, served: Served):

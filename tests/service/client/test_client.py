@@ -30,6 +30,7 @@ from embeddings.rff import RandomFourierFeatures
 from service.client import AsyncClient, Client, ProblemError, ServiceError, Unreachable, default_key, jobs
 from tests.service import published, serving
 from tests.service.serving import Served
+from tests.support.query_towers import tower_of
 from trainer.spec import parse_job
 
 pytestmark = pytest.mark.process
@@ -401,6 +402,40 @@ def test_recommend_asks_in_blocks_of_one_version(
         assert [item["id"] for item in part["items"]] == [item["id"] for item in before["items"]]
     assert asked == [[0, 1], [2, 3], [4, 5], [6]]
     assert client.recommend("songs", [], 3)["users"] == []
+
+
+def test_recommend_by_features_and_histories_in_blocks(
+    served: Served, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tower, rows = published.tower_of_items()
+    version, vectors = published.publish(served.settings, "tunes", users=published.users_of([1], tower=tower))
+    histories = [np.array([10 * number]) for number in range(1, 41)]
+    whole = client.recommend("tunes", histories=histories, k=3, exclude_seen=True)
+    assert (whole["version"], {user["id"] for user in whole["users"]}) == (version, {None})
+    scores = rows[:40] @ vectors.T
+    scores[np.arange(40), np.arange(40)] = -np.inf
+    assert [user["items"][0]["id"] for user in whole["users"]] == [10 * int(best + 1) for best in scores.argmax(axis=1)]
+    asked = []
+    ask = client.json
+    monkeypatch.setattr(client, "json", lambda *given, **of: asked.append(of["json"]["histories"]) or ask(*given, **of))
+    monkeypatch.setattr("service.client.fetch.MAX_QUERY_VALUES", 30)
+    parts = client.recommend("tunes", histories=histories, k=3, exclude_seen=True)
+    for user, before in zip(parts["users"], whole["users"], strict=True):
+        assert [item["id"] for item in user["items"]] == [item["id"] for item in before["items"]]
+    assert [len(block) for block in asked] == [10, 10, 10, 10]
+    monkeypatch.undo()
+    file = client.tower("tunes", tmp_path / "tower.onnx")
+    assert file.read_bytes() == tower.data
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(ValueError, match="one of users, features= and histories="):
+        client.recommend("tunes")
+    tower = tower_of({"country": (["de", "fr"], rows[:2])})
+    published.publish(served.settings, "tunes", users=published.users_of([1], tower=tower))
+    found = client.recommend("tunes", features=[{"country": "fr"}, {"country": None}], k=2)["users"]
+    assert [item["id"] for item in found[0]["items"]] == [
+        10 * int(row + 1) for row in np.argsort(-(vectors @ rows[1]))[:2]
+    ]
+    assert not found[1]["found"]
 
 
 def test_vectors_as_numpy_and_as_arrow(served: Served, client: Client):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 from service.api.routes import recommend
 from service.core.settings import Settings
 from tests.service import published
+from tests.support.query_towers import tower_of
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +24,7 @@ SEEN = [10, 40, 70]
 
 def publish(settings: Settings, seed: int = 0, users: Any = (1, 2, 3)) -> tuple[str, np.ndarray]:
     """A version with users, and its scores [users, items]."""
-    everybody = published.users_of(users, SEEN, seed)
+    everybody = published.users_of(users, SEEN, seed, tower=published.tower_of_items(seed)[0])
     version, vectors = published.publish(settings, seed=seed, users=everybody)
     return version, np.asarray(everybody.vectors @ vectors.T)
 
@@ -64,7 +68,17 @@ async def test_requests_that_cannot_be_answered(
     assert (await client.post(URL, json={"users": [1], "version": "v000009"})).status_code == 404
     assert (await client.post("/v1/collections/none/recommend", json={"users": [1]})).status_code == 404
     at_first: dict[str, Any] = {"version": "v000001"}
-    for wrong in ({}, {"users": ["x"]}, {"users": [1], "k": 0}, {"users": [1.5]}, {"users": [1], "of": 1}):
+    for wrong in (
+        {},
+        {"users": None},
+        {"users": [1], "histories": [[10]]},
+        {"users": ["x"]},
+        {"users": [1], "k": 0},
+        {"users": [1.5]},
+        {"users": [1], "of": 1},
+        {"features": [{"country": [[1]]}]},
+        {"histories": [10]},
+    ):
         assert (await client.post(URL, json=at_first | wrong)).status_code == 422, wrong
     monkeypatch.setattr(recommend, "MAX_ITEMS", 10)
     answer = await client.post(URL, json={"users": [1, 2, 3], "k": 5})
@@ -72,17 +86,24 @@ async def test_requests_that_cannot_be_answered(
     assert "ask for at most 2 users at once" in answer.text
 
 
-async def test_users_are_never_scored_against_items_of_another_version(client: Any, settings: Settings) -> None:
+@pytest.mark.parametrize("asked", [{"users": [1]}, {"histories": [[30, 110]]}], ids=["users", "histories"])
+async def test_users_are_never_scored_against_items_of_another_version(
+    client: Any, settings: Settings, asked: dict[str, Any]
+) -> None:
     """While versions are switched; a version without users is among them, and answers 409."""
     made = dict(publish(settings, seed) for seed in range(4))
     alone, _ = published.publish(settings, seed=9)
     collection = published.store_at(settings).collection("items")
     expected = {version: best(scores[0], 10) for version, scores in made.items()}
+    if "histories" in asked:
+        for seed, version in enumerate(made):
+            query = published.tower_of_items(seed)[1][[2, 10]].sum(axis=0)
+            expected[version] = best(published.directions(50, seed) @ query, 10)
     answered: dict[str, int] = {}
 
     async def ask() -> None:
         for _ in range(40):
-            answer = await client.post(URL, json={"users": [1]})
+            answer = await client.post(URL, json=asked)
             if answer.status_code == 409:
                 assert alone in answer.text
                 answered[alone] = answered.get(alone, 0) + 1
@@ -113,3 +134,59 @@ async def test_erased_users_are_unknown(client: Any, settings: Settings) -> None
     assert (note["part"], note["rows"]) == ("users", 1)
     readmitted = {"ids": [2, 3], "reason": "they came back", "part": "users"}
     assert (await client.post("/v1/collections/items/readmit", json=readmitted)).json() == {"ids": 1}
+
+
+async def test_histories_are_answered(client: Any, settings: Settings) -> None:
+    version, _ = publish(settings)
+    body = {"histories": [["10", "40", "90"], [7], []], "k": 5, "exclude_seen": True, "exclude": [20]}
+    answer = (await client.post(URL, json=body)).json()
+    assert answer["version"] == version
+    query = published.tower_of_items()[1][[0, 3, 8]].sum(axis=0)
+    scores = published.directions(50, 0) @ query
+    first, *others = answer["users"]
+    assert (first["id"], first["found"]) == (None, True)
+    assert [item["id"] for item in first["items"]] == best(scores, 5, [10, 40, 90, 20])
+    assert others == [{"id": None, "found": False, "items": []}] * 2
+
+
+async def test_features_are_answered(client: Any, settings: Settings) -> None:
+    rows = np.random.default_rng(5).standard_normal((3, 8)).astype(np.float32)
+    tower = tower_of({"country": (["de", "fr"], rows[:2]), "user": ([4], rows[2:])})
+    version, vectors = published.publish(settings, users=published.users_of([1], tower=tower))
+    body: dict[str, Any] = {"features": [{"country": "fr", "user": "4"}, {"country": "es", "user": None}], "k": 3}
+    answer = (await client.post(URL, json=body)).json()
+    assert [item["id"] for item in answer["users"][0]["items"]] == best(vectors @ (rows[1] + rows[2]), 3)
+    assert (answer["version"], answer["users"][1]["found"]) == (version, False)
+    body["features"][1] = {"town": "Ulm"}
+    refused = (await client.post(URL, json=body)).json()
+    assert refused["errors"] == [
+        {"field": "features.1.town", "message": "version v000001 reads no such feature",
+         "remedy": "it reads country, user"},
+    ]  # fmt: skip
+    refused = await client.post(URL, json={"histories": [[10]]})
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:evenkeel:no-query-tower")
+    assert "reads features, not histories" in refused.json()["detail"]
+
+
+async def test_without_onnxruntime_it_is_named(
+    client: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(settings)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    refused = await client.post(URL, json={"histories": [[10]]})
+    assert (refused.status_code, refused.json()["type"]) == (501, "urn:evenkeel:onnxruntime-missing")
+    assert (await client.post(URL, json={"users": [1]})).status_code == 200
+
+
+async def test_the_query_tower_is_sent(client: Any, settings: Settings) -> None:
+    version, _ = publish(settings)
+    answer = await client.get("/v1/collections/items/versions/current/tower")
+    assert (answer.status_code, answer.headers["Evenkeel-Version"]) == (200, version)
+    assert answer.content == published.tower_of_items()[0].data
+    digest = base64.b64encode(hashlib.sha256(answer.content).digest()).decode()
+    assert answer.headers["Content-Digest"] == f"sha-256=:{digest}:"
+    known = {"If-None-Match": answer.headers["ETag"]}
+    assert (await client.get(f"/v1/collections/items/versions/{version}/tower", headers=known)).status_code == 304
+    published.publish(settings, seed=1, users=published.users_of([1]))
+    refused = await client.get("/v1/collections/items/versions/current/tower")
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:evenkeel:no-query-tower")
