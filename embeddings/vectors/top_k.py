@@ -33,9 +33,32 @@ class BestSoFar:
         self.scores: Array = np.empty((num_queries, 0), dtype=np.float32)
 
     def add(self, first_column: int, scores: Array) -> None:
-        """Add the scores [n, m] of the columns from ``first_column`` on."""
-        best = top_k(scores, self._k)
-        both = np.concatenate([self.scores, np.take_along_axis(scores, best, 1)], axis=1)
-        columns = np.concatenate([self.columns, best + first_column], axis=1)
-        again = top_k(both, self._k)
-        self.scores, self.columns = np.take_along_axis(both, again, 1), np.take_along_axis(columns, again, 1)
+        """Add the scores [n, m] of the columns from ``first_column`` on; later calls have later columns."""
+        found = self._above_last(scores) if self.columns.shape[1] == self._k else None
+        columns, values = _best(scores, self._k) if found is None else found
+        both = np.concatenate([self.scores, values], axis=1)
+        candidates = np.concatenate([self.columns, columns + first_column], axis=1)
+        best = top_k(both, self._k)
+        self.scores, self.columns = np.take_along_axis(both, best, 1), np.take_along_axis(candidates, best, 1)
+
+    def _above_last(self, scores: Array) -> tuple[Array, Array] | None:
+        """Return the columns of scores above the k-th so far, and these scores, each [n, most of a query].
+
+        Shorter rows end in -inf. None if a query has more than k: after the first columns that is rare, and comparing
+        takes a tenth of the time of a partition.
+        """
+        # numpy finds set flags faster in one dimension than in two.
+        queries, columns = np.divmod(np.flatnonzero(scores > self.scores[:, -1:]), scores.shape[1])
+        counts = np.bincount(queries, minlength=len(scores))
+        most = int(counts.max(initial=0))
+        if most > self._k:
+            return None
+        places = np.arange(len(queries)) - np.repeat(np.cumsum(counts) - counts, counts)
+        found = np.zeros((len(scores), most), dtype=np.int64), np.full((len(scores), most), -np.inf, dtype=scores.dtype)
+        found[0][queries, places], found[1][queries, places] = columns, scores[queries, columns]
+        return found
+
+
+def _best(scores: Array, k: int) -> tuple[Array, Array]:
+    best = top_k(scores, k)
+    return best, np.take_along_axis(scores, best, 1)
