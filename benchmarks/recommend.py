@@ -1,6 +1,7 @@
 """Top items for users of MovieLens-1M over five warm refreshes: served lists beside the job's own, and their latency.
 
     python -m benchmarks.recommend [SPEC ...] [--full] [--rows FILE] [--refreshes 5] [--epochs 2] [--folder DIR]
+    python -m benchmarks.recommend --http
 
 Each spec's job is trained, and refreshed from the day before with another seed, each day on its own nine tenths of the
 rows. ``ema`` is the average of the spec, or none. Lists leave out what the user had in training.
@@ -13,6 +14,9 @@ One JSON line per spec, average and day:
 
 One more line per spec with ``one_ms``: median and 95th percentile of one user's top 20 over HTTP, one request at a
 time, and ``all_seconds``: all users through the client.
+
+``--http`` trains nothing: it times 6,040 random users among 4,000 random items, and 1,000 among a million, of 64
+columns with norms and biases.
 """
 
 from __future__ import annotations
@@ -31,8 +35,9 @@ import pyarrow.parquet as pq
 
 from benchmarks.support.harness import parse, say
 from embeddings.store import Collection, open_store
-from embeddings.vectors.item_vectors import Array, find_rows, unit_rows
+from embeddings.vectors.item_vectors import Array, ItemVectors, find_rows, unit_rows
 from embeddings.vectors.top_k import top_k
+from embeddings.vectors.user_vectors import SeenLists, UserVectors
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.driver import execute
@@ -47,6 +52,9 @@ SPECS = (Path("examples/ml1m.yaml"),)
 ALL_SPECS = (*SPECS, Path("examples/ml1m_two_tower.yaml"), Path("examples/ml1m_sasrec.yaml"))
 K = 20
 REQUESTS = 300
+SIZES = ((4_000, 6_040), (1_000_000, 1_000))
+"""Numbers of items and of users in the collections of ``--http``."""
+DIM = 64
 
 
 def trained(folder: Path, job: JobSpec, dataset: DatasetSpec, day: int, before: Run | None, rows: Path) -> Run:
@@ -181,6 +189,21 @@ def latency(folder: Path, collection: str, users: npt.NDArray[Any]) -> dict[str,
     return {"one_ms": [round(p50, 2), round(p95, 2)], "all_users": len(users), "all_seconds": round(seconds, 2)}
 
 
+def random_collection(folder: Path, num_items: int, num_users: int) -> tuple[str, Array]:
+    """Publish random items and users, each of whom has seen 50 items; return the collection's name and the users."""
+    random = np.random.default_rng(num_items)
+    vectors, norms = unit_rows(random.standard_normal((num_items, DIM)).astype(np.float32))
+    biases = 0.1 * random.standard_normal(num_items).astype(np.float32)
+    keys, users = np.arange(num_items), np.arange(num_users)
+    had = np.sort(random.integers(0, num_items, (num_users, 50)))
+    seen = SeenLists(keys, had.ravel(), np.arange(num_users + 1) * 50)
+    collection = open_store(str(folder / "store")).collection(f"items{num_items}")
+    items = ItemVectors(keys, vectors.astype(np.float32), norms=norms.astype(np.float32), biases=biases)
+    published = UserVectors(users, random.standard_normal((num_users, DIM)).astype(np.float32), seen)
+    collection.publish(collection.write(items, users=published), None)
+    return collection.name, users
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recommend", description=__doc__)
     parser.add_argument("specs", nargs="*", type=Path)
@@ -189,7 +212,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=2, help="epochs of the first day")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--ema", choices=("spec", "null", "both"), default="both")
+    parser.add_argument("--http", action="store_true", help="only the latency among random items")
     options = parse(parser, arguments)
+    if options.http:
+        for num_items, num_users in SIZES:
+            with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+                name, users = random_collection(Path(scratch), num_items, num_users)
+                say({"items": num_items, "dim": DIM, **latency(Path(scratch), name, users)})
+        return 0
     for path in options.specs or (ALL_SPECS if options.full else SPECS):
         dataset, job = read_spec(path)
         for ema in ("spec", "null") if options.ema == "both" else (options.ema,):

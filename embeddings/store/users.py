@@ -33,6 +33,8 @@ from embeddings.vectors.top_k import BestSoFar
 from embeddings.vectors.user_vectors import SeenLists, UserVectors, take_lists
 
 _PIECE_ITEMS = 1 << 15
+_PIECE_SCORES = 1 << 17
+"""Least number of scores in a piece: of one user half a MiB, which stays in a cache, is faster than more pieces."""
 _SCORES_AT_ONCE = 1 << 22
 """Number of scores in memory at once: 16 MiB."""
 
@@ -229,7 +231,7 @@ class Recommender:
         owners = np.repeat(np.arange(len(queries)), np.diff(starts))
         vectors = self.reader.vectors if self.users.scored is None else np.asarray(self.users.scored)
         best = BestSoFar(len(queries), k)
-        for piece in chunks(len(self.reader), _PIECE_ITEMS):
+        for piece in chunks(len(self.reader), max(_PIECE_ITEMS, _PIECE_SCORES // max(1, len(queries)))):
             scores = queries @ as_float32(vectors[piece]).T
             if self._scales is not None:
                 scores *= self._scales[piece]

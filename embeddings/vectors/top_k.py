@@ -36,6 +36,8 @@ class BestSoFar:
         """Add the scores [n, m] of the columns from ``first_column`` on; later calls have later columns."""
         found = self._above_last(scores) if self.columns.shape[1] == self._k else None
         columns, values = _best(scores, self._k) if found is None else found
+        if not columns.shape[1]:
+            return
         both = np.concatenate([self.scores, values], axis=1)
         candidates = np.concatenate([self.columns, columns + first_column], axis=1)
         best = top_k(both, self._k)
