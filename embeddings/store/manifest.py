@@ -26,8 +26,9 @@ class VersionManifest:
         missing: number of ids without a vector.
         alignment: alignment of the vectors into the generation's coordinates.
         erasures: time and number of rows of each erasure of ids.
-        users: the version's users, {feature, rows, id_type, unit_items, tower}; None if it has items alone. ``tower``
-            describes the query tower (embeddings.vectors.query_tower), if there is one.
+        users: the version's users, {feature, rows, id_type, unit_items, tower, columns}; None if it has items alone.
+            ``tower`` describes the query tower (embeddings.vectors.query_tower), ``columns`` the columns of items, if
+            there are any.
         extra: every other entry, as it is in the document.
     """
 
@@ -105,6 +106,11 @@ class VersionManifest:
         return next((file for file in self.files if file.name.startswith("scored")), None)
 
     @property
+    def columns_file(self) -> FileEntry | None:
+        """The file of columns of items; None if the version has none."""
+        return next((file for file in self.files if file.name.startswith("columns")), None)
+
+    @property
     def tower_file(self) -> FileEntry | None:
         """The file of the query tower; None if the version has none."""
         return next((file for file in self.files if file.name.startswith("tower")), None)
@@ -146,8 +152,8 @@ def is_items_file(name: str) -> bool:
 
 
 def is_users_file(name: str) -> bool:
-    """Return True if only recommendations read a file of a version: users.arrow, scored.arrow or tower.onnx.
+    """Return True if only recommendations read a file of a version: users, scored, columns (.arrow) or tower.onnx.
 
     After an erasure their names have a number.
     """
-    return name.startswith(("users", "scored", "tower")) and name.endswith((".arrow", ".onnx"))
+    return name.startswith(("users", "scored", "columns", "tower")) and name.endswith((".arrow", ".onnx"))

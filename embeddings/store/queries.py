@@ -118,7 +118,7 @@ class QuerySession:
             if is_list and not isinstance(value, list | tuple | type(None)):
                 raise QueryError(where, "is one id, and a list is expected", "write [ID, ...]")
             for identifier in (value or ()) if is_list else () if value is None else (value,):
-                if not _is_id(identifier, kind):
+                if not is_id(identifier, kind):
                     raise QueryError(where, f"{identifier!r} is no {kind}", f"ids of '{name}' are {kind}")
         return (
             [value or () for value in column] if is_list else [_MISSING[kind] if one is None else one for one in column]
@@ -153,7 +153,8 @@ class QuerySession:
         return list(self._session.run(list(OUTPUTS), given))
 
 
-def _is_id(value: Any, kind: str) -> bool:
+def is_id(value: Any, kind: str) -> bool:
+    """Return True if a value is an id of a kind, int64 or string."""
     if kind == "string":
         return isinstance(value, str)
     return type(value) is int and -(2**63) <= value < 2**63

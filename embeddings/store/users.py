@@ -7,6 +7,7 @@
 ``scored.arrow`` has one column, ``vector``, a row for each row of ``items.arrow``. A version whose items are averaged
 with earlier ones has it, with the vectors before the average. Without it the served vectors are scored.
 
+``columns.arrow`` has columns of the item table, a row for each row of ``items.arrow``, if there is a table with ids.
 ``tower.onnx`` answers queries by features or by a history (embeddings.vectors.query_tower), if the model can.
 
 All files are named by one manifest, so users are never scored against the items of another version.
@@ -25,9 +26,10 @@ import pyarrow as pa
 
 from embeddings.store.arrow_stream import write_streamed
 from embeddings.store.files import FileEntry, HashingFile
-from embeddings.store.queries import Queries, QueryError, QuerySession
-from embeddings.store.version import VersionReader, key_column, keys_of_column, matrix_of, read_arrow
+from embeddings.store.queries import Queries, QueryError, QuerySession, is_id
+from embeddings.store.version import VersionReader, key_column, keys_of_column, matrix_of, read_arrow, write_arrow
 from embeddings.vectors.half_precision import as_float32
+from embeddings.vectors.item_columns import ItemColumns
 from embeddings.vectors.item_vectors import MISSING, Array, as_list, chunks, find_rows, keys_of
 from embeddings.vectors.top_k import BestSoFar
 from embeddings.vectors.user_vectors import SeenLists, UserVectors, take_lists
@@ -64,6 +66,9 @@ def write_users(
     files = [write_streamed(directory / f"users{suffix}.arrow", columns, "vector", users.vectors)]
     if users.scored is not None:
         files.append(write_streamed(directory / f"scored{suffix}.arrow", {}, "vector", users.scored, dtype))
+    if users.columns is not None:
+        batch = pa.record_batch(dict(users.columns.aligned(item_keys).columns))
+        files.append(write_arrow(directory / f"columns{suffix}.arrow", batch))
     if users.tower is not None:
         file = HashingFile(directory / f"tower{suffix}.onnx")
         try:
@@ -82,11 +87,14 @@ def users_entry(users: UserVectors, feature: str) -> dict[str, Any]:
         "id_type": "int64" if users.keys.dtype.kind == "i" else "string",
         "unit_items": users.unit_items,
         **({} if users.tower is None else {"tower": users.tower.described()}),
+        **({} if users.columns is None else {"columns": users.columns.described()}),
     }
 
 
-def read_users(path: Path, scored: Path | None, entry: Mapping[str, Any], item_keys: Array) -> UserVectors:
-    """Return the users in files that :func:`write_users` wrote, memory-mapped.
+def read_users(
+    path: Path, scored: Path | None, columns: Path | None, entry: Mapping[str, Any], item_keys: Array
+) -> UserVectors:
+    """Return the users in files that :func:`write_users` wrote, memory-mapped, without the query tower.
 
     ``entry``: the manifest's entry ``users``. ``item_keys``: as the files were written with.
     """
@@ -97,7 +105,12 @@ def read_users(path: Path, scored: Path | None, entry: Mapping[str, Any], item_k
         keys_of_column(batch.column("key")), matrix_of(batch.column("vector")), lists,
         batch.column("offset").to_numpy(), bool(entry["unit_items"]),
         None if scored is None else matrix_of(read_arrow(scored).column("vector")),
+        columns=None if columns is None else _columns_of(read_arrow(columns), item_keys),
     )  # fmt: skip
+
+
+def _columns_of(batch: pa.RecordBatch, item_keys: Array) -> ItemColumns:
+    return ItemColumns(item_keys, dict(zip(batch.schema.names, batch.columns, strict=True)))
 
 
 class Recommended(NamedTuple):
@@ -134,11 +147,18 @@ class Recommender:
         tower: the bytes of the version's query tower, memory-mapped; None if it has none.
     """
 
-    def __init__(self, reader: VersionReader, users: Path, scored: Path | None, tower: Path | None = None):
+    def __init__(
+        self,
+        reader: VersionReader,
+        users: Path,
+        scored: Path | None,
+        columns: Path | None = None,
+        tower: Path | None = None,
+    ):
         entry = reader.manifest.users
         assert entry is not None
         self.reader, self.version = reader, reader.version
-        self.users = read_users(users, scored, entry, reader.keys)
+        self.users = read_users(users, scored, columns, entry, reader.keys)
         self.tower = None if tower is None else pa.memory_map(str(tower)).read_buffer()
         self._entry, self._loading = entry, threading.Lock()
         self._session: QuerySession | None = None
@@ -152,6 +172,7 @@ class Recommender:
         histories: Sequence[Sequence[Any]] | None = None,
         exclude: Any = (),
         exclude_seen: bool = False,
+        filter: Mapping[str, Sequence[Any]] | None = None,
     ) -> Recommended:
         """Return the ``k`` items of highest score for each of ``users``; there are fewer if no others are left.
 
@@ -165,12 +186,13 @@ class Recommender:
             histories: for each user the items that it had, oldest first.
             exclude: ids of items that nobody gets.
             exclude_seen: True to leave out the items that the user had in training, or the items of the history.
+            filter: values of columns of the item table; items have one of the values in each of the columns.
 
         Raises:
             ItemIdError: ids of another type than the version's.
             NoTower: the version has no query tower for such queries.
             RuntimeMissing: onnxruntime is not installed.
-            QueryError: the query tower cannot read the features or histories.
+            QueryError: the query tower cannot read the features or histories, or a filter's column does not exist.
             ValueError: ``k`` below 1, or not one of users, features and histories.
         """
         if k < 1:
@@ -186,12 +208,13 @@ class Recommender:
             asked = self._of_users(users) if features is None else _answered(self._queries().of_features(features))
         left_out = find_rows(self.reader.keys, keys_of(exclude, query=True)) if len(exclude) else np.empty(0, np.int64)
         left_out = left_out[left_out >= 0]
+        refused = None if not filter else ~self._matching(filter)
         known = np.flatnonzero(asked.found)
         items: list[list[Any]] = [[] for _ in asked.found]
         scores: list[list[float]] = [[] for _ in asked.found]
         at_once = max(1, _SCORES_AT_ONCE // max(1, min(_PIECE_ITEMS, len(self.reader))))
         for part in chunks(len(known), at_once):
-            best = self._best(asked, part, k, left_out, exclude_seen)
+            best = self._best(asked, part, k, left_out, exclude_seen, refused)
             is_answer = np.isfinite(best.scores)
             ids = as_list(self.reader.keys[best.columns[is_answer]])
             ends = np.cumsum(is_answer.sum(axis=1))
@@ -224,7 +247,26 @@ class Recommender:
                 self._session = QuerySession(self.version, self._entry, self.tower)
         return self._session
 
-    def _best(self, asked: _Asked, part: slice, k: int, left_out: Array, exclude_seen: bool) -> BestSoFar:
+    def _matching(self, filter: Mapping[str, Sequence[Any]]) -> Array:
+        """Return a mask of the items that have one of the values in each column."""
+        entries = self._entry.get("columns", {})
+        found = np.ones(len(self.reader), dtype=np.bool_)
+        for name, wanted in filter.items():
+            if self.users.columns is None or name not in entries:
+                what = (
+                    f"it has {', '.join(entries)}" if entries else "columns come from ids of the dataset's item table"
+                )
+                raise QueryError(f"filter.{name}", f"version {self.version} has no such column", what)
+            kind = entries[name]["ids"]
+            for value in wanted:
+                if not is_id(value, kind):
+                    raise QueryError(f"filter.{name}", f"{value!r} is no {kind}", f"values of '{name}' are {kind}")
+            found &= self.users.columns.matching(name, list(wanted))
+        return found
+
+    def _best(
+        self, asked: _Asked, part: slice, k: int, left_out: Array, exclude_seen: bool, refused: Array | None
+    ) -> BestSoFar:
         queries, offsets = asked.part(part)
         starts = asked.starts[part.start : part.stop + 1]
         seen = asked.seen[starts[0] : starts[-1]]
@@ -240,6 +282,8 @@ class Recommender:
             scores += offsets[:, None]
             for rows_out in (self._no_vector, left_out):
                 scores[:, rows_out[_inside(rows_out, piece)] - piece.start] = -np.inf
+            if refused is not None:
+                scores[:, refused[piece]] = -np.inf
             if exclude_seen:
                 inside = _inside(seen, piece)
                 scores[owners[inside], seen[inside] - piece.start] = -np.inf

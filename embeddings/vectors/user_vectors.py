@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from embeddings.vectors.item_columns import ItemColumns
 from embeddings.vectors.item_vectors import keys_of
 from embeddings.vectors.lazy_rows import Array, Picked, Vectors
 from embeddings.vectors.query_tower import QueryTower
@@ -38,6 +39,7 @@ class UserVectors:
         unit_items: True if the model scales item vectors to length 1 before it multiplies them.
         seen: the items that each user had in training.
         tower: the model from features or a history to q_u and o_u, for users without a row; None: there is none.
+        columns: columns of items, for filters; None: there are none.
         scored: unit vectors z_i [items, d] of the version's items, in the order of its rows, where scores need others
             than the served ones, which may be averaged; None: the served ones.
 
@@ -52,6 +54,7 @@ class UserVectors:
     unit_items: bool = False
     scored: Vectors | None = None
     tower: QueryTower | None = None
+    columns: ItemColumns | None = None
 
     def __post_init__(self) -> None:
         keys = keys_of(self.ids)

@@ -197,6 +197,14 @@ def recommend(
         bool,
         typer.Option("--exclude-seen", help="Leave out the items that the user had in training, or of the history."),
     ] = False,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="COLUMN=VALUE[,VALUE]",
+            help="Items with one of the values in a column of the item table.",
+        ),
+    ] = None,
     version: Annotated[str, typer.Option(help="A version, or `current`.")] = "current",
     as_json: JsonFlag = False,
 ) -> None:
@@ -217,7 +225,8 @@ def recommend(
         except (OSError, ValueError) as error:
             raise CommandError(f"{users}: {error}", "give a Parquet file") from None
         try:
-            num_users, num_unknown = _write_recommended(client, manifest, file, by, columns, out, k, exclude_seen)
+            options = {"k": k, "exclude_seen": exclude_seen, "filter": _filter_of(filters or [])}
+            num_users, num_unknown = _write_recommended(client, manifest, file, by, columns, out, options)
         except OSError as error:
             raise CommandError(
                 f"{out}: {error.strerror or error}", "name a file in a folder that you can write to"
@@ -229,6 +238,17 @@ def recommend(
     unknown = f", {num_unknown} of whom it does not have" if num_unknown else ""
     text = f"items of {collection} {manifest['version']} for {num_users} users{unknown} written to {out}"
     output.print_answer(answer, text, as_json)
+
+
+def _filter_of(filters: Sequence[str]) -> dict[str, list[str]]:
+    """Return {column: values} of options such as ``brand=3,7``."""
+    found: dict[str, list[str]] = {}
+    for text in filters:
+        name, equals, values = text.partition("=")
+        if not (name and equals):
+            raise CommandError(f"--filter {text}: has no value", "write COLUMN=VALUE,VALUE", output.USAGE)
+        found.setdefault(name, []).extend(values.split(","))
+    return found
 
 
 def _columns_read(
@@ -256,8 +276,7 @@ def _write_recommended(
     by: str,
     columns: list[str],
     out: Path,
-    k: int,
-    exclude_seen: bool,
+    options: Mapping[str, Any],
 ) -> tuple[int, int]:
     """Write the recommendations, block by block; return the numbers of users and of unknown users."""
     import pyarrow as pa
@@ -279,9 +298,8 @@ def _write_recommended(
                 raise CommandError(f"column '{columns[0]}': {batch.column(0).null_count} {what} are missing",
                                    "leave them out")  # fmt: skip
             queries = batch.to_pylist() if by == "features" else batch.column(0).to_pylist()
-            found = client.recommend(
-                manifest["collection"], k=k, exclude_seen=exclude_seen, version=manifest["version"], **{by: queries}
-            )["users"]
+            given = {by: queries, "version": manifest["version"], **options}
+            found = client.recommend(manifest["collection"], **given)["users"]
             items = [[item["id"] for item in user["items"]] for user in found]
             scores = [[item["score"] for item in user["items"]] for user in found]
             writer.write_batch(pa.record_batch([*batch.select(columns).columns, items, scores], schema=schema))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +121,7 @@ class VectorCalls(Session):
         histories: Any = None,
         exclude: Any = (),
         exclude_seen: bool = False,
+        filter: Mapping[str, Any] | None = None,
         version: str = "current",
     ) -> Json:
         """Return the ``k`` items of highest score for each user, by the model of the version.
@@ -135,6 +136,7 @@ class VectorCalls(Session):
             histories: In the place of ``users``: a list of lists of ids of items, oldest first.
             exclude: Ids of items that no user gets.
             exclude_seen: True to leave out the items that the user had in training, or that are in the history.
+            filter: Columns of the item table, and values: items have one of them in each of the columns.
             version: Name of a version, or ``current``.
 
         Returns:
@@ -152,10 +154,12 @@ class VectorCalls(Session):
         ((name, queries),) = given
         asked = _queries(name, queries)
         left_out, found = ids_of(exclude), []
+        values = {column: ids_of(one) for column, one in (filter or {}).items()}
         at_once = max(1, min(MAX_USERS, MAX_RECOMMENDED // max(k, 1)))
         for block in _blocks(asked, at_once, MAX_QUERY_VALUES):
             body = {
-                name: block, "k": k, "exclude": left_out, "exclude_seen": exclude_seen, "version": version,
+                name: block, "k": k, "exclude": left_out, "exclude_seen": exclude_seen, "filter": values,
+                "version": version,
             }  # fmt: skip
             answer = self.json("POST", f"/collections/{part(collection)}/recommend", json=body)
             version = answer["version"]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embeddings.vectors.item_columns import ItemColumns
 from embeddings.vectors.item_vectors import Array, chunks, keys_of
 from embeddings.vectors.user_vectors import SeenLists, UserVectors, take_lists
 from trainer.checkpoint.format import Checkpoint
@@ -16,10 +17,12 @@ from trainer.data.batches.bags import bags_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import Int64s
+from trainer.data.errors import DataError
 from trainer.distributed.materialize import model_of_checkpoint
 from trainer.distributed.user_tower import UserTowerInputs
 from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
+from trainer.publishing.item_columns import item_columns
 from trainer.publishing.query_tower import query_tower
 from trainer.publishing.temporary_rows import temporary_rows
 from trainer.runs.directory import Run
@@ -75,11 +78,23 @@ def user_vectors(run: Run, checkpoint: Checkpoint) -> UserVectors:
             finite[part] = np.isfinite(vectors[part]).all(axis=1) & np.isfinite(offsets[part])
     seen = SeenLists(users.seen.items, *take_lists(users.seen.positions, users.seen.starts, order))
     tower = query_tower(run, checkpoint, model)
-    found = UserVectors(users.keys[order], vectors, seen, offsets, run.job.model.scores_unit_items, tower=tower)
+    found = UserVectors(
+        users.keys[order], vectors, seen, offsets, run.job.model.scores_unit_items,
+        tower=tower, columns=_columns(run),
+    )  # fmt: skip
     if finite.all():
         return found
     print(f"{np.count_nonzero(~finite)} users are not published: their vectors are not finite", flush=True)
     return found.take(np.flatnonzero(finite))
+
+
+def _columns(run: Run) -> ItemColumns | None:
+    try:
+        return item_columns(run.dataset)
+    except DataError as error:
+        # The file was there when the run prepared its data; filters are no reason to throw the training away.
+        print(f"no columns of items are published: {error}", flush=True)
+        return None
 
 
 def _with_rows(model: RankingModel, data: PreparedData, *, has_inputs_alone: bool) -> _Users:

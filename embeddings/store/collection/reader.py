@@ -187,12 +187,13 @@ class CollectionReader:
                     "publish.users, or name a version that has them"
                 )
             try:
-                others = (reader.manifest.scored_file, reader.manifest.tower_file)
-                path, scored, tower = (
-                    None if one is None else self._files.data_file(reader.version, one) for one in (file, *others)
-                )
-                assert path is not None
-                made = Recommender(reader, path, scored, tower)
+                manifest = reader.manifest
+                path = self._files.data_file(reader.version, file)
+                others = (
+                    None if one is None else self._files.data_file(reader.version, one)
+                    for one in (manifest.scored_file, manifest.columns_file, manifest.tower_file)
+                )  # fmt: skip
+                made = Recommender(reader, path, *others)
             except CorruptStore:
                 # The version may have expired, or lost users to an erasure, since it was opened.
                 if self._is_replaced(reader.version, reader.manifest) or self._files.is_expired(reader.version):

@@ -36,6 +36,7 @@ Ids = Annotated[list[Id], FailFast()]
 class RecommendRequest(BaseModel):
     """The users, and the most items for each; ``exclude`` lists items that nobody gets.
 
+    ``filter`` has values of columns of the item table: items have one of the values in each of the columns.
     Users are given by ids, or by features or histories (items, oldest first), which the query tower of the version
     reads.
     """
@@ -50,6 +51,7 @@ class RecommendRequest(BaseModel):
     k: int = Field(default=10, ge=1, le=1000)
     exclude: Ids = Field(default=[], max_length=1000)
     exclude_seen: bool = False
+    filter: dict[str, list[Id]] = Field(default={}, max_length=16)
     version: str = "current"
 
 
@@ -108,7 +110,7 @@ async def recommend(request: Request, collection: CollectionName, body: Recommen
         found = recommender.top(
             users, body.k, features=_features(recommender, body.features),
             histories=None if body.histories is None else [ids_as(manifest.id_type, one) for one in body.histories],
-            exclude=exclude, exclude_seen=body.exclude_seen,
+            exclude=exclude, exclude_seen=body.exclude_seen, filter=_filter(recommender, body.filter),
         )  # fmt: skip
         return users or [None] * count, found
 
@@ -142,6 +144,12 @@ def _features(recommender: Recommender, features: list[dict[str, Any]] | None) -
         return ids if isinstance(value, list) else ids[0]
 
     return None if features is None else [{name: converted(name, one[name]) for name in one} for one in features]
+
+
+def _filter(recommender: Recommender, filter: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return values of the types that the version's columns have; it refuses unknown columns."""
+    columns = (recommender.reader.manifest.users or {}).get("columns", {})
+    return {name: ids_as(columns[name]["ids"], one) if name in columns else one for name, one in filter.items()}
 
 
 @router.get(

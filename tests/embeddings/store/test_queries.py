@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from embeddings.store import Collection, IdsErased, open_store
 from embeddings.store.queries import NoTower, QueryError, RuntimeMissing
+from embeddings.vectors.item_columns import ItemColumns
 from embeddings.vectors.item_vectors import ItemVectors
 from embeddings.vectors.query_tower import QueryTower
 from embeddings.vectors.user_vectors import SeenLists, UserVectors
@@ -29,11 +31,17 @@ OF_FEATURES = tower_of({"user": (["a", "b", "c", "é"], USERS), "country": ([3, 
 OF_HISTORIES = tower_of({"item": ([int(key) for key in KEYS], HISTORY)}, history=True)
 
 
-def write(collection: Collection, tower: QueryTower | None, ids: Any = ("a", "b"), seed: int = 0) -> str:
+def write(
+    collection: Collection,
+    tower: QueryTower | None,
+    ids: Any = ("a", "b"),
+    seed: int = 0,
+    columns: ItemColumns | None = None,
+) -> str:
     rows = drawn(ITEMS, seed)
     norms = np.linalg.norm(rows, axis=1)
     seen = SeenLists(KEYS, np.empty(0, np.int64), np.zeros(len(ids) + 1, np.int64))
-    users = UserVectors(list(ids), USERS[: len(ids)], seen, tower=tower)
+    users = UserVectors(list(ids), USERS[: len(ids)], seen, tower=tower, columns=columns)
     return collection.write(ItemVectors(KEYS, rows / norms[:, None], norms=norms), users=users)
 
 
@@ -116,6 +124,41 @@ def test_without_onnxruntime_users_are_still_answered(collection: Collection, mo
     assert recommender.top(["a"], 2).items[0] == best(USERS[0], 2)
     with pytest.raises(RuntimeMissing, match="pip install onnxruntime"):
         recommender.top(features=[{"user": "a"}])
+
+
+def test_items_are_filtered_by_columns(collection: Collection) -> None:
+    """Of a table in another order, with an item more, and without the last five of the version."""
+    listed = np.append(np.random.default_rng(0).permutation(KEYS[:-5]), 999)
+    brand = pa.array(listed % 3, mask=listed == 104)
+    kinds = pa.array(
+        [[f"k{key % 4}", f"k{key % 5}"] if key != 103 else [] for key in listed], pa.large_list(pa.large_string())
+    )
+    columns = ItemColumns(listed, {"brand": brand, "kinds": kinds})
+    recommender = published(collection, None, columns=columns).recommender()
+    assert collection.manifest()["users"]["columns"] == {
+        "brand": {"ids": "int64", "list": False}, "kinds": {"ids": "string", "list": True},
+    }  # fmt: skip
+    known = [int(key) for key in KEYS[:-5]]
+    of_brand = {key for key in known if key % 3 in (0, 2) and key != 104}
+    of_kind = {key for key in known if (key % 4 == 1 or key % 5 == 1) and key != 103}
+    for filter, staying in (
+        ({"brand": [0, 2, 77]}, of_brand),
+        ({"kinds": ["k1"]}, of_kind),
+        ({"brand": [0, 2], "kinds": ["k1", "none"]}, of_brand & of_kind),
+        ({"brand": []}, set()),
+    ):
+        found = recommender.top(["a"], ITEMS, filter=filter).items[0]
+        assert found == best(USERS[0], ITEMS, {*KEYS.tolist()} - staying), filter
+    collection.erase([105, 102], "withdrawn")
+    found = collection.recommender().top(["a"], ITEMS, filter={"brand": [0]}).items[0]
+    staying = {key for key in known if key % 3 == 0 and key not in (105, 102)}
+    assert found == best(USERS[0], ITEMS, {*KEYS.tolist()} - staying)
+    for filter, message in (
+        ({"colour": ["red"]}, r"filter\.colour: version v000001 has no such column: it has brand, kinds"),
+        ({"brand": ["red"]}, r"filter\.brand: 'red' is no int64"),
+    ):
+        with pytest.raises(QueryError, match=message):
+            recommender.top(["a"], filter=filter)
 
 
 def files_with(folder: Path, row: np.ndarray) -> list[str]:

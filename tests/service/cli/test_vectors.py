@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from embeddings.vectors.item_columns import ItemColumns
 from tests.service import published
 from tests.service.serving import Run, Served
 from tests.support.query_towers import tower_of
@@ -114,6 +116,14 @@ def test_recommend_by_histories_and_features_and_the_tower(run: Run, served: Ser
     assert table.column_names == ["country", "items", "scores"]
     best = [10 * int(row + 1) for row in np.argsort(-(vectors @ rows[1]))[:3]]
     assert table.column("items").to_pylist() == [best, []]
+    columns = ItemColumns(np.arange(1, 51) * 10, {"brand": pa.array(np.arange(1, 51) % 4)})
+    everybody = dataclasses.replace(published.users_of([1]), columns=columns)
+    published.publish(served.settings, "tunes", users=everybody)
+    pq.write_table(pa.table({"user": [1]}), file)
+    arguments = ("recommend", "tunes", str(file), "--k", "50", "--out", str(out))
+    assert run(*arguments, "--filter", "brand=2,3").code == 0
+    assert sorted(pq.read_table(out)["items"][0].as_py()) == [10 * key for key in range(1, 51) if key % 4 in (2, 3)]
+    assert run(*arguments, "--filter", "brand").code == 2
     published.publish(served.settings, "alone")
     refused = run("tower", "alone", str(tmp_path / "none.onnx"))
     assert (refused.code, "has no users" in refused.err) == (1, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import http.server
 import json
 import pickle
@@ -27,6 +28,7 @@ import torch
 from safetensors.numpy import load
 
 from embeddings.rff import RandomFourierFeatures
+from embeddings.vectors.item_columns import ItemColumns
 from service.client import AsyncClient, Client, ProblemError, ServiceError, Unreachable, default_key, jobs
 from tests.service import published, serving
 from tests.service.serving import Served
@@ -436,6 +438,11 @@ def test_recommend_by_features_and_histories_in_blocks(
         10 * int(row + 1) for row in np.argsort(-(vectors @ rows[1]))[:2]
     ]
     assert not found[1]["found"]
+    columns = ItemColumns(np.arange(1, 51) * 10, {"brand": pa.array(np.arange(1, 51) % 4)})
+    everybody = dataclasses.replace(published.users_of([1]), columns=columns)
+    published.publish(served.settings, "tunes", users=everybody)
+    items = client.recommend("tunes", [1], 50, filter={"brand": np.array([2])})["users"][0]["items"]
+    assert sorted(item["id"] for item in items) == [10 * key for key in range(1, 51) if key % 4 == 2]
 
 
 def test_vectors_as_numpy_and_as_arrow(served: Served, client: Client):

@@ -139,3 +139,25 @@ def test_a_tower_that_cannot_be_is_left_out(
     run = trained(tmp_path / "large", "sasrec", rows, MODELS["sasrec"])
     assert "tower" not in open_store(run.store_url).collection("items").manifest()["users"]
     assert "no query tower is published: its tables have" in capsys.readouterr().out
+
+
+def test_columns_of_the_item_table_are_published(tmp_path: Path, rows: Path) -> None:
+    item = np.arange(0, 90, 2)[::-1]
+    kinds = pa.array([[f"k{one % 3}", f"k{one % 5}"] for one in item])
+    items = {"item": item, "make": pa.array(item % 7, mask=item == 4), "kinds": kinds, "weight": item / 100}
+    pq.write_table(pa.table(items), tmp_path / "items.parquet")
+    document = dataset_of(rows).model_dump(mode="json", exclude_unset=True)
+    features = {"brand": {"type": "id", "column": "make"}, "kinds": {"type": "id_list"}, "weight": {"type": "dense"}}
+    document["items"] = {"uri": str(tmp_path / "items.parquet"), "features": features}
+    run = trained(tmp_path, "run", rows, MODELS["two_tower"], dataset=parse_dataset(document))
+    collection = open_store(run.store_url).collection("items")
+    assert collection.manifest()["users"]["columns"] == {
+        "brand": {"ids": "int64", "list": False}, "kinds": {"ids": "string", "list": True},
+    }  # fmt: skip
+    everything = collection.recommender().top(["u07"], 200).items[0]
+    found = collection.recommender().top(["u07"], 200, filter={"brand": [3, 4], "kinds": ["k1"]}).items[0]
+    expected = [
+        one for one in everything if one % 2 == 0 and one % 7 in (3, 4) and 1 in (one % 3, one % 5) and one != 4
+    ]
+    assert found == expected
+    assert len(expected) > 2

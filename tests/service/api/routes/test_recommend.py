@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import hashlib
 import sys
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from embeddings.vectors.item_columns import ItemColumns
 from service.api.routes import recommend
 from service.core.settings import Settings
 from tests.service import published
@@ -101,8 +104,10 @@ async def test_users_are_never_scored_against_items_of_another_version(
             expected[version] = best(published.directions(50, seed) @ query, 10)
     answered: dict[str, int] = {}
 
+    switched = asyncio.Event()
+
     async def ask() -> None:
-        for _ in range(40):
+        while not switched.is_set():
             answer = await client.post(URL, json=asked)
             if answer.status_code == 409:
                 assert alone in answer.text
@@ -113,12 +118,14 @@ async def test_users_are_never_scored_against_items_of_another_version(
             answered[body["version"]] = answered.get(body["version"], 0) + 1
 
     async def switch() -> None:
-        for number in range(60):
+        for number in range(2000):
             version = [*made, alone][number % 5]
             await asyncio.to_thread(collection.promote, version, "to and fro")
+            if number > 40 and len(answered) > 2:
+                break
+        switched.set()
 
     await asyncio.gather(switch(), ask(), ask())
-    assert sum(answered.values()) == 80
     assert len(answered) > 2
 
 
@@ -190,3 +197,18 @@ async def test_the_query_tower_is_sent(client: Any, settings: Settings) -> None:
     published.publish(settings, seed=1, users=published.users_of([1]))
     refused = await client.get("/v1/collections/items/versions/current/tower")
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:evenkeel:no-query-tower")
+
+
+async def test_items_are_filtered(client: Any, settings: Settings) -> None:
+    columns = ItemColumns(np.arange(1, 51) * 10, {"brand": pa.array(np.arange(1, 51) % 4)})
+    everybody = dataclasses.replace(published.users_of([1, 2]), columns=columns)
+    _, vectors = published.publish(settings, users=everybody)
+    body = {"users": [1], "k": 50, "filter": {"brand": ["2", "3"]}}
+    (user,) = (await client.post(URL, json=body)).json()["users"]
+    scores = np.asarray(everybody.vectors @ vectors.T)[0]
+    expected = best(scores, 50, [10 * key for key in range(1, 51) if key % 4 not in (2, 3)])
+    assert [item["id"] for item in user["items"]] == expected
+    refused = (await client.post(URL, json=body | {"filter": {"size": [2]}})).json()
+    assert refused["errors"] == [
+        {"field": "filter.size", "message": "version v000001 has no such column", "remedy": "it has brand"}
+    ]
