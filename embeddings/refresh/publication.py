@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ class Publication:
         held_since: time at which the first of these was held.
         max_held: number of versions held in a row that raises an alert.
         released: the series of held versions that this publication ends (embeddings.refresh.hold_policy), or None.
+        maps: maps to earlier generations, as in the manifest; empty if it opens none.
     """
 
     status: Literal["published", "held"]
@@ -45,6 +46,7 @@ class Publication:
     held_since: str | None = None
     max_held: int = MAX_HELD
     released: dict[str, Any] | None = None
+    maps: Sequence[Mapping[str, Any]] = ()
 
 
 def conclude(target: Collection, version: str, keep_last: int | None, fence: Callable[[], None] | None) -> Publication:
@@ -86,6 +88,7 @@ def conclude(target: Collection, version: str, keep_last: int | None, fence: Cal
         row[0]["created_at"] if row else None,
         record.max_held,
         None if held else record.released,
+        manifest.get("maps", ()),
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from embeddings.refresh import probe
+from embeddings.refresh.backward_maps import backward_maps
 from embeddings.refresh.diagnosis import diagnose
 from embeddings.refresh.gate import Limits, Metrics, Verdict, decide
 from embeddings.refresh.gate_checks.comparison import Comparison, Sampling, live_rows
@@ -56,6 +57,7 @@ from embeddings.refresh.usual import usual_metrics
 from embeddings.refresh.windows import shorter_than_before
 from embeddings.store import Collection, IdsErased, Store, StoreError, StoreUnavailable, VersionReader, ViewExists
 from embeddings.store.collection.erasure import ERASED_FILES, USERS
+from embeddings.store.generation_maps import GenerationMap
 from embeddings.store.views import PARAMETERS, default_view
 from embeddings.vectors.item_vectors import UNCERTAIN, Array, ItemVectors
 from embeddings.vectors.lazy_rows import Vectors
@@ -272,8 +274,20 @@ class _Refresh:
             gate=[check.as_dict() for check in assessment.verdict.checks],
             extra=record.as_dict(),
             rotation=alignment.rotation,
+            maps=self._backward_maps(generation, decision.released is not None),
             users=self._users(served, alignment.rotation, previous),
             users_feature=request.users_feature,
+        )
+
+    def _backward_maps(
+        self, generation: Generation, same_coordinates: bool
+    ) -> Callable[[ItemVectors], list[GenerationMap]] | None:
+        """Return the function that fits the maps to earlier generations; None if the candidate opens no generation."""
+        if self.parent is None or generation.anchor_version is not None:
+            return None
+        request = self.request
+        return partial(
+            backward_maps, self.target, self.parent, request.publish.keep_generations, same_coordinates, request.seed
         )
 
     def _users(self, served: Plan, rotation: Array | None, previous: ItemVectors | None) -> UserVectors | None:
@@ -381,6 +395,8 @@ class _Refresh:
 def _copy_views(target: Collection, parent: VersionReader, generation: int) -> None:
     """Define the views of the parent's generation, with equal frequencies, for a generation in the same coordinates."""
     for view in target.views(parent.version):
+        if "map" in view:
+            continue
         target.create_view(
             view["name"], **{name: view[name] for name in PARAMETERS},
             dim_in=view["dim_in"], anchor_generation=generation, materialized=view["materialized"],

@@ -15,6 +15,8 @@ __all__ = [
 ]  # fmt: skip
 MAX_HELD = 3
 """Number of refreshes held in a row that raises an alert."""
+KEEP_GENERATIONS = 2
+"""Most earlier generations that a new one has maps to."""
 
 
 class AverageSettings(Protocol):
@@ -74,6 +76,8 @@ class PublishSettings(Protocol):
     def expire(self) -> ExpirySettings | None: ...
     @property
     def evidence(self) -> EvidenceSettings: ...
+    @property
+    def keep_generations(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,10 @@ class View:
 
 @dataclass(frozen=True)
 class Settings:
-    """Publishing settings outside a JobSpec; the defaults are the JobSpec's."""
+    """Publishing settings outside a JobSpec; the defaults are the JobSpec's.
+
+    ``keep_generations``: most earlier generations that a new one has maps to.
+    """
 
     align: bool = True
     ema: MovingAverage | None = field(default_factory=MovingAverage)
@@ -136,3 +143,4 @@ class Settings:
     views: tuple[View, ...] = ()
     expire: Expiry | None = field(default_factory=Expiry)
     evidence: Evidence = field(default_factory=Evidence)
+    keep_generations: int = KEEP_GENERATIONS

@@ -61,7 +61,7 @@ class Store:
             return self._collections[name]
 
     def view_collection(self, view: str) -> Collection:
-        """Return the collection that has the view ``view``; names of views are unique in a store.
+        """Return the collection that has the view ``view``, or ``VIEW@gN``; names of views are unique in a store.
 
         Raises:
             UnknownView: no collection has the view.
@@ -70,7 +70,7 @@ class Store:
         if known is not None:
             return known
         for collection in map(self.collection, self.collections()):
-            if view in collection.view_names():
+            if collection.knows_view(view):
                 self._view_collections[view] = collection
                 return collection
         raise UnknownView(f"no collection has a view '{view}'")

@@ -25,6 +25,7 @@ class VersionManifest:
         carried: number of rows with an earlier version's vector.
         missing: number of ids without a vector.
         alignment: alignment of the vectors into the generation's coordinates.
+        maps: maps to earlier generations, if it is the first of its own (embeddings.store.generation_maps).
         erasures: time and number of rows of each erasure of ids.
         users: the version's users, {feature, rows, id_type, unit_items, tower, columns}; None if it has items alone.
             ``tower`` describes the query tower (embeddings.vectors.query_tower), ``columns`` the columns of items, if
@@ -49,6 +50,7 @@ class VersionManifest:
     gate: tuple[Mapping[str, Any], ...]
     views: tuple[ViewEntry, ...]
     files: tuple[FileEntry, ...]
+    maps: tuple[Mapping[str, Any], ...] = ()
     erasures: tuple[Mapping[str, Any], ...] = ()
     users: Mapping[str, Any] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +65,7 @@ class VersionManifest:
         extra = {name: value for name, value in document.items() if name not in _FIELDS}
         known = {name: document[name] for name in document if name in _FIELDS}
         try:
-            for name in ("gate", "erasures"):
+            for name in ("gate", "maps", "erasures"):
                 known[name] = tuple(known.get(name, ()))
             known["views"] = tuple(ViewEntry.from_json(view, where) for view in known.get("views", ()))
             known["files"] = tuple(FileEntry(**entry) for entry in known["files"])
@@ -74,12 +76,13 @@ class VersionManifest:
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as a document, like the one it was read from, with names sorted."""
         document = {name: getattr(self, name) for name in _FIELDS}
-        for name in ("gate", "erasures"):
+        for name in ("gate", "maps", "erasures"):
             document[name] = list(document[name])
         document["views"] = [view.public() for view in self.views]
         document["files"] = [dict(sorted(file._asdict().items())) for file in self.files]
-        if not self.erasures:
-            del document["erasures"]
+        for name in ("maps", "erasures"):
+            if not document[name]:
+                del document[name]
         if self.users is None:
             del document["users"]
         return copy.deepcopy(dict(sorted({**document, **self.extra}.items())))

@@ -49,6 +49,14 @@ def explain(document: Mapping[str, Any]) -> None:
         typer.echo(f"what to do: {output.in_words(diagnosis['advice'])}")
 
 
+def maps(version: Mapping[str, Any]) -> None:
+    """Note which earlier generations a version serves, if it is the first of its own."""
+    from embeddings.store.generation_maps import in_words
+
+    for entry in version.get("maps") or ():
+        output.note(f"{version['version']}: {in_words(entry)}")
+
+
 def compare(document: Mapping[str, Any]) -> None:
     """Print the metrics of a publication's or version's model and of the model served before it, slice by slice."""
     from trainer.runs.model_comparison import comparison_told, in_words

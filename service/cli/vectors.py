@@ -83,6 +83,9 @@ def versions(collection: Collection, as_json: JsonFlag = False) -> None:
     columns = {"current": ""} | output.headings(*fields, compared="MODEL (SERVED)", why="HELD BECAUSE")
     rows = [_version_row(version, current) for version in listed]
     output.print_list(listed, columns, f"no versions in '{collection}' yet", as_json, rows)
+    if not as_json:
+        for version in listed:
+            job_status.maps(version)
     if held.get("in_a_row") and not as_json:
         message = f"{collection}: {job_status.in_a_row(held['in_a_row'], held['since'])}"
         advice = (held.get("diagnosis") or {}).get("advice")
@@ -112,6 +115,7 @@ def promote(
     answer = ask(Client.promote, collection, version, reason, override_gate=override_gate, if_current=if_current)
     output.print_answer(answer, f"{collection} now serves {answer.get('version', version)}", as_json)
     if not as_json:
+        job_status.maps(answer)
         job_status.compare(answer)
 
 
@@ -144,7 +148,11 @@ def readmit(
 
 def fetch(
     name: Annotated[
-        str, typer.Argument(metavar="COLLECTION|VIEW", help="A view, or a collection to use its default view.")
+        str,
+        typer.Argument(
+            metavar="COLLECTION|VIEW",
+            help="A view, a collection to use its default view, or either with @gN: as generation N has it.",
+        ),
     ],
     ids: Annotated[list[str], typer.Argument(metavar="IDS...")],
     version: Annotated[str, typer.Option(help="A version, or `current`.")] = "current",
@@ -332,6 +340,8 @@ def tower(
 
 def _table(client: Client, name: str, ids: list[str], version: str, dtype: str) -> pa.Table:
     """Fetch from the collection of this name, or from the view if the service knows no such collection."""
+    if "@" in name:
+        return client.vectors_table(view=name, ids=ids, version=version, dtype=dtype)
     try:
         return client.vectors_table(name, ids, version=version, dtype=dtype)
     except ProblemError as error:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from embeddings.store import Collection, Store, default_view, open_store
+from embeddings.store.generation_maps import GenerationMap
 from embeddings.vectors.item_vectors import CARRIED, FOUND, ItemVectors
 from embeddings.vectors.query_tower import QueryTower
 from embeddings.vectors.user_vectors import SeenLists, UserVectors
@@ -66,6 +67,25 @@ def publish(
     parent = collection.current()
     version = write(collection, ids, vectors, parent=parent, **fields)
     collection.publish(version, parent)
+    return version, vectors
+
+
+def change_model(
+    settings: Settings, name: str = "items", *, dim: int = 12, held: tuple[str, ...] = ()
+) -> tuple[str, np.ndarray]:
+    """A published version of wider vectors, the first of generation 3: a map leads back to 1, one to 2 may be held."""
+    collection = store_at(settings).collection(name)
+    before = collection.open()
+    wider = np.random.default_rng(1000).standard_normal((before.dim, dim))
+    vectors = (before.vectors @ wider).astype(np.float32)
+    matrix = np.vstack([np.linalg.pinv(wider), np.zeros(before.dim)])
+    maps = [GenerationMap(1, matrix, {"kind": "ridge", "cosine": 1.0})]
+    if held:
+        maps.append(GenerationMap(2, matrix, {}, held))
+    collection.create_view(default_view(name), dim_in=dim, anchor_generation=3)
+    items = ItemVectors(before.keys, vectors)
+    version = collection.write(items, parent=before.version, anchor_generation=3, maps=lambda written: maps)
+    collection.publish(version, before.version)
     return version, vectors
 
 

@@ -17,6 +17,7 @@ from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.procrustes import min_shared
 from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.store import Collection, Store, StoreError, StoreUnavailable, VersionReader, open_store
+from embeddings.store.generation_maps import in_words
 from embeddings.vectors.item_vectors import ItemVectors, arrow_of, keys_of, row_norms, shared_rows
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.record import TablesRecord, TrainingRecord
@@ -106,6 +107,8 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
     )
     if publication.anchor_cosine is not None:
         print(f"mean cosine to the anchor generation's first version: {publication.anchor_cosine:.4f}", flush=True)
+    for entry in publication.maps:
+        print(in_words(entry), flush=True)
     return {
         "status": publication.status,
         "collection": publication.collection,

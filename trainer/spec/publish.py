@@ -171,7 +171,8 @@ class Publish(Spec):
 
     ``users``: settings of the users that are published with the items; null publishes items alone.
     ``every_seconds``, ``every_rows``: seconds, or rows, between versions that a one-pass job publishes while it trains,
-    from its newest checkpoint (trainer.publishing.repeated).
+    from its newest checkpoint (trainer.publishing.repeated). ``keep_generations``: number of earlier anchor generations
+    whose consumers are served further, by views ``VIEW@gN``, when this job opens a new one.
     """
 
     old_names: ClassVar[dict[str, str]] = {"compass": "frozen_context"}
@@ -189,6 +190,7 @@ class Publish(Spec):
     every_rows: int | None = later(None, ge=1)
     evidence: Evidence = later(Evidence())
     users: Users | None = later(None)
+    keep_generations: int = later(2, ge=0, le=100)
 
     @property
     def is_repeated(self) -> bool:

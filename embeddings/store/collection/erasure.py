@@ -48,6 +48,7 @@ from embeddings.store.files import (
     replace_document,
     writer_lock,
 )
+from embeddings.store.generation_maps import MAP_PREFIX
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, is_items_file, is_users_file
 from embeddings.store.tombstones import ErasedIds
 from embeddings.store.users import write_users
@@ -66,7 +67,7 @@ LOCK_FILE = "ERASING"
 LOCK_SECONDS = 600.0
 LOG_LENGTH = 1000
 # Prefixes of a version's files that hold no item rows; any other file may hold some.
-_WITHOUT_ROWS = ("frequencies-", "rotation")
+_WITHOUT_ROWS = ("frequencies-", "rotation", MAP_PREFIX)
 
 
 class CollectionErasure(VersionSwitch, CollectionSettings):

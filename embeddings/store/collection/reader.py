@@ -12,6 +12,7 @@ import numpy as np
 
 from embeddings.store.collection.directory import VERSION_PATTERN, CollectionDirectory, Lookup
 from embeddings.store.files import CorruptStore, NoUsers, RowsGone, UnknownCollection, UnknownVersion
+from embeddings.store.generation_maps import file_of
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, VersionRecord
 from embeddings.store.pointer import Served
 from embeddings.store.users import Recommender
@@ -41,6 +42,7 @@ class CollectionReader:
         self._pointer_mark: tuple[int, ...] | None = None
         self._readers: collections.OrderedDict[str, VersionReader] = collections.OrderedDict()
         self._recommenders: dict[VersionReader, Recommender] = {}
+        self._maps: dict[str, Array] = {}
         self._erasures = 0
         self._damaged: dict[str, str] = {}
 
@@ -227,6 +229,23 @@ class CollectionReader:
                 f"version {manifest.version} of '{self._files.name}' was rotated by an R that was not kept"
             )
         return np.eye(manifest.dim)
+
+    def map_matrix(self, first: VersionManifest, generation: int) -> Array:
+        """Return A [d + 1, e] of the map that a generation's ``first`` version has to an earlier one.
+
+        Raises:
+            CorruptStore: the file of A is damaged.
+        """
+        file = first.file(file_of(generation))
+        assert file is not None
+        if file.sha256 not in self._maps:
+            self._maps[file.sha256] = read_matrix(self._files.data_file(first.version, file))
+        return self._maps[file.sha256]
+
+    def has_map_matrix(self, first: VersionManifest, generation: int) -> bool:
+        """Return True if :meth:`map_matrix` reads no file."""
+        file = first.file(file_of(generation))
+        return file is not None and file.sha256 in self._maps
 
     def refuse_expired(self, name: str) -> None:
         """Raise UnknownVersion for an expired version, whichever process expired it.

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from embeddings.rff import RandomFourierFeatures
 from embeddings.store.collection.directory import NAME_PATTERN, CollectionDirectory
 from embeddings.store.collection.reader import CollectionReader
-from embeddings.store.files import UnknownView, ViewExists, disk_errors
+from embeddings.store.files import CorruptStore, UnknownView, ViewExists, disk_errors
+from embeddings.store.generation_maps import entry_of, map_rows, split_name
+from embeddings.store.manifest import VersionManifest
 from embeddings.store.view_entry import ViewEntry
 from embeddings.store.views import ViewRegistry, define_view
 from embeddings.vectors.item_vectors import Array
 
 if TYPE_CHECKING:
     from embeddings.store.feature_store import Store
+
+
+@dataclass(frozen=True)
+class ServedView:
+    """A view as a version serves it.
+
+    Attributes:
+        entry: the view in its own generation.
+        name: name under which it was requested, such as ``VIEW@g1``.
+        first: first version of the generation that is read, whose map leads to the view's; None: it is the view's own.
+    """
+
+    entry: ViewEntry
+    name: str
+    first: VersionManifest | None = None
+
+    def public(self) -> dict[str, Any]:
+        """Return the form for users; for a view of an earlier generation it has the manifest's entry of the ``map``."""
+        view = {**self.entry.public(), "name": self.name}
+        if self.first is None:
+            return view
+        back = entry_of(self.first, self.entry.anchor_generation, self.name)
+        return {**view, "materialized": False, "map": {**back, "dim_in": self.first.dim}}
 
 
 class CollectionViews:
@@ -29,21 +56,36 @@ class CollectionViews:
     # --- listing ---------------------------------------------------------------------------------------------------
 
     def views(self, version: str = "current") -> list[dict[str, Any]]:
-        """Return the views that a version's vectors can be read through, sorted by name; none before a publication."""
+        """Return the views that a version's vectors can be read through, sorted by name; none before a publication.
+
+        Views of earlier generations, ``VIEW@gN``, are among them.
+        """
         if version == "current" and self._files.pointer.read().version is None:
             return []
-        return [view.public() for view in self._registry.all(self._reader.anchor_generation(version))]
+        manifest = self._reader.manifest(self._reader.resolve(version))
+        own = [view.public() for view in self._registry.all(manifest.anchor_generation)]
+        earlier = [
+            self._served(f"{name}@g{generation}", manifest).public()
+            for generation in self._earlier_generations(manifest)
+            for name in {self._files.name, *(view.name for view in self._registry.all(generation))}
+        ]
+        return sorted([*own, *earlier], key=lambda view: str(view["name"]))
 
     def view(self, name: str, version: str = "current") -> dict[str, Any]:
         """Return a view, with the sha256 of its U.
 
         It is {name, collection, kind, dim, sigma, seed, frequencies, materialized, dim_in, anchor_generation,
-        created_at, sha256 of U}.
+        created_at, sha256 of U}. ``VIEW@gN`` is the view as generation N has it, ``COLLECTION@gN`` the identity view of
+        generation N. If the version is of a later generation, they have the entry ``map``.
 
         Raises:
             UnknownView: there is no such view.
         """
-        return self._entry(name, version).public()
+        return self._served(name, self._reader.manifest(self._reader.resolve(version))).public()
+
+    def earlier_generations(self, version: str = "current") -> list[int]:
+        """Return the earlier generations that a version's vectors can be mapped to, newest first."""
+        return self._earlier_generations(self._reader.manifest(self._reader.resolve(version)))
 
     def view_names(self) -> list[str]:
         """Return the names of all views, of any anchor generation."""
@@ -51,8 +93,13 @@ class CollectionViews:
         return self._registry.names()
 
     def knows_view(self, name: str) -> bool:
-        """Return True if there is a view of that name in any anchor generation; this reads one folder only."""
-        return self._files.exists() and self._registry.known(name)
+        """Return True if there is a view of that name in any anchor generation; this reads one folder only.
+
+        ``VIEW@gN`` is known if VIEW is, or if VIEW is the collection's name.
+        """
+        base, generation = split_name(name)
+        is_collection = generation is not None and base == self._files.name
+        return self._files.exists() and (is_collection or self._registry.known(base))
 
     def has_view(self, name: str, anchor_generation: int) -> bool:
         """Return True if a view is defined for an anchor generation."""
@@ -151,10 +198,15 @@ class CollectionViews:
         """
         version = self._reader.resolve(version)
         self._reader.refuse_expired(version)
-        entry = self._entry(view, version)
-        features = self._registry.features(entry)
+        served = self._served(view, self._reader.manifest(version))
+        features = self._registry.features(served.entry)
         if not isinstance(features, RandomFourierFeatures):
-            raise ValueError(f"view '{view}' is {entry.kind}: it has no frequencies")
+            raise ValueError(f"view '{view}' is {served.entry.kind}: it has no frequencies")
+        if served.first is not None:
+            generation = served.entry.anchor_generation
+            raise ValueError(
+                f"view '{view}' maps vectors to generation {generation} first: it has no frequencies alone"
+            )
         return features
 
     def view_transform(self, view: str, h: Array, version: str = "current") -> Array:
@@ -162,8 +214,21 @@ class CollectionViews:
 
         Zero rows, which stand for missing items, stay zero.
         """
-        entry = self._entry(view, version)
-        return self._registry.features(entry).transform(h)
+        served = self._served(view, self._reader.manifest(self._reader.resolve(version)))
+        return self._features(served, h)
+
+    def map_matrix(self, generation: int, version: str = "current") -> Array:
+        """Return A [d + 1, e], float64, from vectors of ``version`` to a generation, its own or an earlier one.
+
+        Raises:
+            UnknownView: the version has no map to that generation.
+        """
+        manifest = self._reader.manifest(self._reader.resolve(version))
+        if generation == manifest.anchor_generation:
+            return np.eye(manifest.dim + 1, manifest.dim)
+        first = self._first_of(manifest)
+        entry_of(first, generation, f"{self._files.name}@g{generation}")
+        return self._reader.map_matrix(first, generation)
 
     def view_lookup(self, view: str, ids: Any, version: str = "current") -> tuple[Array, Array]:
         """Look up the features of ``ids`` in a view.
@@ -178,8 +243,11 @@ class CollectionViews:
             ItemIdError: ids of another type.
         """
         reader = self._reader.open(version)
-        entry = self._registry.get(view, reader.manifest.anchor_generation)
-        return self._registry.lookup(entry, reader, self._files.versions / reader.version, ids)
+        served = self._served(view, reader.manifest)
+        if served.first is None:
+            return self._registry.lookup(served.entry, reader, self._files.versions / reader.version, ids)
+        status, vectors = reader.lookup(ids)
+        return status, self._features(served, vectors)
 
     def cached_view(self, view: str, version: str = "current") -> dict[str, Any] | None:
         """Return the entry of a view if a lookup in it needs only files that this process has checked and mapped.
@@ -189,10 +257,46 @@ class CollectionViews:
         reader = self._reader.opened(version)
         if reader is not None:
             with contextlib.suppress(UnknownView):
-                entry = self._registry.get(view, reader.manifest.anchor_generation)
+                served = self._served(view, reader.manifest)
+                first, entry = served.first, served.entry
+                if first is not None and not self._reader.has_map_matrix(first, entry.anchor_generation):
+                    return None
                 if self._registry.is_cached(entry, reader.manifest, self._files.versions / reader.version):
-                    return entry.public()
+                    return served.public()
         return None
 
-    def _entry(self, name: str, version: str) -> ViewEntry:
-        return self._registry.get(name, self._reader.anchor_generation(version))
+    def _features(self, served: ServedView, h: Array) -> Array:
+        """Return the features of vectors ``h`` [n, d] of the version's generation."""
+        if served.first is not None:
+            h = map_rows(h, self._reader.map_matrix(served.first, served.entry.anchor_generation))
+        return self._registry.features(served.entry).transform(h)
+
+    def _served(self, name: str, manifest: VersionManifest) -> ServedView:
+        """Return a view as a version serves it; raise UnknownView."""
+        base, generation = split_name(name)
+        own = manifest.anchor_generation
+        if generation is None or (generation == own and self._registry.known(base)):
+            return ServedView(self._registry.get(base, own), name)
+        first, dim = None, manifest.dim
+        if generation != own:
+            first = self._first_of(manifest)
+            dim = entry_of(first, generation, name)["dim"]
+        if self._registry.known(base) or base != self._files.name:
+            return ServedView(self._registry.get(base, generation), name, first)
+        entry = ViewEntry(
+            **asdict(define_view(base, dim, kind="identity")), collection=self._files.name,
+            anchor_generation=generation, materialized=False, created_at=manifest.created_at, sha256=None,
+        )  # fmt: skip
+        return ServedView(entry, name, first)
+
+    def _earlier_generations(self, manifest: VersionManifest) -> list[int]:
+        try:
+            maps = self._first_of(manifest).maps
+        except CorruptStore:
+            return []
+        return [entry["generation"] for entry in maps if not entry["reasons"]]
+
+    def _first_of(self, manifest: VersionManifest) -> VersionManifest:
+        """Return the manifest of the first version of the manifest's generation."""
+        is_first = manifest.anchor_version == manifest.version
+        return manifest if is_first else self._reader.manifest(manifest.anchor_version)

@@ -12,6 +12,7 @@ import numpy as np
 from embeddings.durable_files import fsync_path, write_file
 from embeddings.store.collection.erasure import ERASED_FILES, USERS, CollectionErasure
 from embeddings.store.files import Workspace, disk_errors, encode_document
+from embeddings.store.generation_maps import GenerationMap
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
 from embeddings.store.users import users_entry, write_users
 from embeddings.store.version import (
@@ -48,6 +49,7 @@ class CollectionWriter(CollectionErasure):
         gate: Sequence[Mapping[str, Any]] = (),
         extra: Mapping[str, Any] | None = None,
         rotation: Array | None = None,
+        maps: Callable[[ItemVectors], Sequence[GenerationMap]] | None = None,
         dtype: Literal["float32", "float16"] = "float32",
         users: UserVectors | None = None,
         users_feature: str = "user",
@@ -69,6 +71,7 @@ class CollectionWriter(CollectionErasure):
             extra: further entries of the manifest.
             rotation: [d, d], the rotation from the model's own coordinates to those of the version, for consumers that
                 have vectors of the model.
+            maps: a function that makes maps to earlier generations from the written rows; None: there are none.
             dtype: type of the stored vectors; lookups give float32 in any case.
             users: the users of the version, in the coordinates of ``items``; None: it has items alone.
             users_feature: feature of the job that has the users' ids.
@@ -101,6 +104,10 @@ class CollectionWriter(CollectionErasure):
                 if rotation is not None:
                     batch = matrix_batch(np.asarray(rotation, "<f8"))
                     files.append(write_arrow(workspace.path / ROTATION_FILE, batch))
+                back = [] if maps is None else maps(items)
+                for one in back:
+                    if not one.reasons:
+                        files.append(write_arrow(workspace.path / one.file_name, matrix_batch(one.matrix)))
                 with self._files.writing():
                     # Check again: ids may have been erased while the rows were being written.
                     self._refuse_all_erased(items, users)
@@ -120,6 +127,7 @@ class CollectionWriter(CollectionErasure):
                         dtype=dtype,
                         id_type="int64" if items.keys.dtype.kind == "i" else "string",
                         alignment=dict(aligned or {}),
+                        maps=tuple(one.as_dict() for one in back),
                         gate=tuple(dict(check) for check in gate),
                         views=tuple(replace(view, file=None) for view in views),
                         files=tuple(files),

@@ -101,7 +101,11 @@ async def of_collection(request: Request, collection: CollectionName) -> Respons
 
 @router.post("/views/{name}/vectors", openapi_extra=_DOCUMENTED, responses=_ANSWERS)
 async def of_view(request: Request, name: str) -> Response:
-    """Return vectors for the ids in the body from a view; an identity view returns the published vectors unchanged."""
+    """Return vectors for the ids in the body from a view; an identity view returns the published vectors unchanged.
+
+    `VIEW@gN` is the view as anchor generation N has it, and `COLLECTION@gN` has the vectors of generation N themselves.
+    Vectors of a later generation are mapped to generation N; if no map is served, 404 says why.
+    """
     return await _fetch(request, name, None)
 
 
@@ -156,6 +160,8 @@ def is_brief(request: Request, view: str, collection: str | None, query: VectorQ
         entry = None if target is None else target.cached_view(view, query.version)
         if entry is not None:
             products = entry["dim_in"] * entry["dim"] if feature_map(entry["kind"]).computes else 0
+            if "map" in entry:
+                products += entry["map"]["dim_in"] * entry["map"]["dim"]
             in_all = len(query.ids) * entry["dim"]
             return in_all <= BRIEF_VALUES[media_type] and len(query.ids) * products <= BRIEF_PRODUCTS
     return False

@@ -102,7 +102,7 @@ def _sampled(collection: Collection, version: str) -> Array:
 
 def _with_warnings(collection: Collection, view: dict[str, Any], version: str) -> dict[str, Any]:
     """Return the view with warnings for its consumers, measured on the version's vectors."""
-    if view["kind"] != "rff":
+    if view["kind"] != "rff" or "map" in view:
         return {**view, "warnings": []}
     drawn = collection.frequencies(view["name"], version)
     vectors = _sampled(collection, version)
@@ -206,6 +206,9 @@ def _layer(store: Store, name: str, version: str, takes: str, media_type: str) -
     if entry["kind"] != "rff":
         why = "its layer would change nothing" if entry["kind"] == "identity" else "only rff views have a layer"
         raise errors.Problem(409, "no-layer", f"View '{name}' is {entry['kind']}: {why}.")
+    if "map" in entry:
+        why = f"the layer of its generation {entry['anchor_generation']} takes vectors of '{collection.name}@g"
+        raise errors.Problem(409, "no-layer", f"View '{name}' is mapped: {why}{entry['anchor_generation']}'.")
     features = collection.view_features(name, version)
     # A layer of published vectors is the same for all versions of a generation, so its metadata names no version.
     described = {**entry, "takes": takes}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from embeddings.store import Collection, Store, UnknownCollection, UnknownVersion, UnknownView, ViewExists
-from embeddings.vectors.item_vectors import MISSING, ItemIdError
+from embeddings.store.generation_maps import GenerationMap
+from embeddings.vectors.item_vectors import MISSING, ItemIdError, unit_rows
 from tests.contracts.store.base import Base, Reopen, items, publish
 
 
@@ -164,3 +165,47 @@ class Views(Base):
         assert collection.view("v", first) == old
         assert collection.frequencies("v", first).shape == (4, 4)
         assert collection.frequencies("v").shape == (6, 6)
+
+    def test_views_of_an_earlier_generation(self, store: Store, collection: Collection, again: Reopen) -> None:
+        """The map of a generation's first version is used for later ones, by every process, and outlives erasures."""
+        publish(collection, items([1, 2], dim=4))
+        collection.create_view("items_rff", seed=3)
+        frequencies = collection.frequencies("items_rff").astype(np.float64)
+        matrix = np.random.default_rng(0).standard_normal((7, 4))
+        held = GenerationMap(3, matrix, {}, ("it is wrong",))
+        first = publish(
+            collection, items([1, 2, 3], 2, dim=6), anchor_generation=5,
+            maps=lambda written: [GenerationMap(1, matrix, {"r2": 0.5}), held],
+        )  # fmt: skip
+        publish(collection, items([1, 2, 3, 4], 3, dim=6), anchor_generation=5, anchor_version=first)
+        assert collection.earlier_generations() == [1]
+
+        def check(opened: Collection) -> None:
+            assert [view["name"] for view in opened.views()] == ["items@g1", "items_rff@g1"]
+            unit = unit_rows(opened.open().lookup([4, 1])[1])[0]
+            mapped = unit_rows(unit @ matrix[:-1] + matrix[-1])[0]
+            status, vectors = opened.view_lookup("items@g1", [4, 9, 1])
+            assert status.tolist() == [1, MISSING, 1]
+            np.testing.assert_allclose(vectors[[0, 2]], mapped, atol=1e-6)
+            assert not vectors[1].any()
+            assert opened.cached_view("items@g1") == opened.view("items@g1")
+            angles = mapped @ frequencies.T
+            expected = np.hstack([np.cos(angles), np.sin(angles)]) / 2
+            np.testing.assert_allclose(opened.view_lookup("items_rff@g1", [4, 1])[1], expected, atol=1e-6)
+            np.testing.assert_allclose(
+                opened.view_transform("items_rff@g1", opened.open().lookup([4])[1]), expected[:1], atol=1e-6
+            )
+            with pytest.raises(UnknownView, match="is held: it is wrong"):
+                opened.view("items@g3")
+
+        check(collection)
+        other = again()
+        reading = other.view_collection("items_rff@g1")
+        reading.open()
+        assert reading.cached_view("items@g1") is None
+        check(reading)
+        collection.erase([2], "asked for")
+        collection.retain(1)
+        check(collection)
+        check(again().view_collection("items@g1"))
+        assert [view["name"] for view in collection.views("v000001")] == ["items_rff"]

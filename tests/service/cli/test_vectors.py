@@ -143,6 +143,21 @@ def test_versions_and_promote_say_how_the_model_does(run: Run, served: Served):
     assert "compared with" not in run("promote", "books", first, "--reason", "back").out
 
 
+def test_an_earlier_generation_is_fetched_by_its_name(run: Run, served: Served):
+    old, vectors = published.publish(served.settings, "albums", seed=1)
+    new, _ = published.change_model(served.settings, "albums")
+    items = run("fetch", "albums@g1", "10", "11", "--json").json
+    assert (items["version"], items["view"], items["items"][1]["status"]) == (new, "albums@g1", "missing")
+    assert float(np.dot(items["items"][0]["vector"], vectors[0])) > 0.9
+    assert "view albums_rff@g1, 16 coordinates" in run("fetch", "albums_rff@g1", "10").err
+    assert f"{new}: views @g1 are served, with a mean cosine of" in run("versions", "albums").err
+    assert "views @g1 are served" in run("promote", "albums", new, "--reason", "again").err
+    refused = run("fetch", "albums@g7", "10")
+    assert (refused.code, "has no map to generation 7" in refused.err) == (1, True)
+    assert run("promote", "albums", old, "--reason", "back").code == 0
+    assert run("fetch", "albums@g1", "10", "--json").json["items"][0]["vector"] == pytest.approx(vectors[0].tolist())
+
+
 def test_fetch_of_what_is_not_there(run: Run, served: Served):
     published.publish(served.settings, "songs")
     done = run("fetch", "nothing", "1")

@@ -271,6 +271,18 @@ async def test_a_held_version_says_why_it_opens_no_new_generation(
     assert "It opens no new generation: 1 of 3 sound refreshes in a row." in page
 
 
+async def test_a_version_says_which_earlier_generations_it_serves(
+    app, client, stranger, admin_key: str, settings: Settings
+):
+    published.publish(settings)
+    published.change_model(settings, held=("the map is wrong",))
+    await signed_in(stranger, admin_key)
+    page = str(Text((await stranger.get("/dashboard/collections/items")).text))
+    assert "@g1 served" in page
+    assert "@g2 held: the map is wrong" in page
+    assert "items@g1, items_rff, items_rff@g1" in page
+
+
 @pytest.mark.parametrize(("cause", "offered"), [("run", False), ("vectors", True)])
 async def test_a_version_that_must_not_be_promoted_has_no_button(
     app, client, stranger, admin_key: str, settings: Settings, cause: str, offered: bool

@@ -252,6 +252,43 @@ async def test_layers_that_there_are_not(client, settings: Settings):
     assert (await client.get("/v1/views/items_rff/layer", params={"takes": "raw"})).status_code == 422
 
 
+async def test_views_of_an_earlier_generation(client, settings: Settings):
+    old, vectors = published.publish(settings)
+    pinned = {"ids": [10, 11], "version": old}
+    before = (await client.post("/v1/views/items@g1/vectors", json=pinned)).json()
+    assert before["items"][0]["vector"] == pytest.approx(vectors[0].tolist())
+    assert (await client.get("/v1/views/items@g1/vectors")).status_code == 405
+    new, _ = published.change_model(settings)
+    for path in ("items@g1", "items%40g1"):
+        answer = await client.post(f"/v1/views/{path}/vectors", json={"ids": [10, 11]})
+        assert answer.status_code == 200, answer.text
+        after = answer.json()
+        assert (after["version"], after["view"], after["dim"]) == (new, "items@g1", published.DIM)
+        assert after["items"][0]["vector"] == pytest.approx(vectors[0].tolist(), abs=1e-5)
+        assert after["items"][1] == {"id": 11, "status": "missing", "vector": None}
+    assert answer.headers["evenkeel-version"] == new
+    again = await client.post(
+        "/v1/views/items%40g1/vectors", json={"ids": [10, 11]}, headers={"If-None-Match": answer.headers["etag"]}
+    )
+    assert again.status_code == 304
+    listed = (await client.get("/v1/views")).json()["items"]
+    assert [view["name"] for view in listed] == ["items@g1", "items_rff", "items_rff@g1"]
+    rff = (await client.get("/v1/views/items_rff@g1")).json()
+    assert (rff["map"]["generation"], rff["map"]["kind"], rff["warnings"]) == (1, "ridge", [])
+    phi = (await client.post("/v1/views/items_rff@g1/vectors", json={"ids": [10]})).json()["items"][0]["vector"]
+    then = (await client.post("/v1/views/items_rff/vectors", json=pinned)).json()["items"][0]["vector"]
+    assert phi == pytest.approx(then, abs=1e-5)
+    layer = await client.get("/v1/views/items_rff@g1/layer")
+    assert (layer.status_code, "takes vectors of 'items@g1'" in layer.json()["detail"]) == (409, True)
+    assert (await client.get("/v1/collections/items/versions/current")).json()["maps"][0]["generation"] == 1
+    for unknown in ("items@g2", "items@g", "other@g1"):
+        missing = await client.post(f"/v1/views/{unknown}/vectors", json={"ids": [10]})
+        assert (missing.status_code, missing.json()["type"]) == (404, "urn:evenkeel:view-not-found"), unknown
+    refused = await client.delete("/v1/views/items@g1")
+    assert refused.status_code == 404
+    assert (await client.post("/v1/views", json=NEW | {"name": "items@g1"})).status_code == 422
+
+
 @pytest.mark.parametrize("takes", ["published", "model"])
 async def test_a_version_that_has_expired_has_no_layer(client, settings: Settings, takes: str):
     first, _ = published.publish(settings, rotation=np.eye(published.DIM), alignment={"kind": "procrustes"})
