@@ -49,8 +49,9 @@ class Generation:
         if parent is None:
             return cls(1 + _last_generation(target), False, None, 0, ())
         remedy = (
-            "this begins a new anchor generation, which no consumer of today's views can read: if that is intended, "
-            "promote it with a reason and override_gate, and retrain the consumers"
+            "this begins a new anchor generation, which today's consumers can read only by names such as "
+            f"'{target.name}@g{parent.manifest.anchor_generation}': if that is intended, promote it with a reason and "
+            "override_gate, and retrain the consumers"
         )
         few = "no item with a vector in both versions"
         if aligns:

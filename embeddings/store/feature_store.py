@@ -1,7 +1,7 @@
 """The embedded feature store: immutable versions of item vectors, one atomic switch, readers that never wait.
 
     STORE/collections/NAME/CURRENT               served version and history of switches: replaced in one step
-                           versions/v000001/     manifest.json, items.arrow, frequencies of its views; never changed
+                           versions/v000001/     manifest.json, items.arrow, frequencies of views, maps; never changed
                            states/v000001.json   held (with reasons) or expired
                            views/VIEW/g0001.json the view in anchor generation 1, and its frequencies
                            LOCK                  one writer at a time
