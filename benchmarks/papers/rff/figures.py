@@ -41,16 +41,6 @@ def features_of(dim_in: int, dim: int, sigma: float, seed: int = 0) -> Features:
     return view.transform
 
 
-def exponential(vectors: Array) -> Array:
-    """Return the exponential vectors of section 4.3, [e^<h_i, h_1> .. e^<h_i, h_n>] of unit rows h: [n, n].
-
-    For the items of a fit they are the weights of the Nadaraya-Watson estimator, up to normalisation. A rotation of the
-    vectors does not change them.
-    """
-    rows = unit(vectors)
-    return np.asarray(np.exp(rows @ rows.T))
-
-
 def percent(values: Sequence[float]) -> str:
     """Return mean and standard deviation in per cent, formatted for a table."""
     if not values:

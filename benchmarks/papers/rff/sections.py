@@ -14,7 +14,6 @@ from benchmarks.papers.rff.figures import (
     LabelTask,
     aligned,
     directions,
-    exponential,
     features_of,
     percent,
     products,
@@ -22,6 +21,7 @@ from benchmarks.papers.rff.figures import (
     spread,
     unit,
 )
+from embeddings.rff.exponential import exponential
 from embeddings.vectors.item_vectors import Array
 from trainer.report_pages.section import Panel, Section
 from trainer.search.records import facts
@@ -72,7 +72,7 @@ def class_table(
     task = LabelTask(labels)
     turned = aligned(vectors) if len(vectors) > 1 else vectors
     rows = representations(vectors, dim) | representations(turned, dim, ", aligned")
-    rows[f"exp<h_{dim}, h>"] = (vectors[:EXPONENTIAL_RUNS], exponential)
+    rows[f"exp<h_{dim}, h>"] = (vectors[:EXPONENTIAL_RUNS], lambda rows: exponential(rows, rows))
     judged = {row: task.judge(of_runs, features) for row, (of_runs, features) in rows.items()}
     as_they_are = LabelTask(labels, standardised=False)
     plain = {

@@ -16,7 +16,6 @@ from benchmarks.papers.rff.figures import (
     LabelTask,
     aligned,
     directions,
-    exponential,
     features_of,
     macro_f1,
     products,
@@ -24,7 +23,6 @@ from benchmarks.papers.rff.figures import (
     unit,
 )
 from benchmarks.papers.rff.recipe import findings
-from embeddings.refresh.kernel_alignment import nadaraya_watson
 from embeddings.rff import RandomFourierFeatures
 
 Array = np.ndarray
@@ -124,21 +122,6 @@ def test_kernel_alignment_is_of_phi_m_as_the_paper_defines_it() -> None:
         same = (codes[:, None] == codes[None, :]) & ~np.eye(25, dtype=bool)
         measured = theory.alignment_of(theory.features(rows, 8, sigma, 3), codes)
         assert measured == pytest.approx(kernel[same].sum() / (25 * 24), rel=1e-5)
-
-
-def test_exponential_vectors_are_the_weights_of_the_estimator() -> None:
-    draw = np.random.default_rng(8)
-    vectors, classes = 3.0 * draw.normal(size=(60, 4)), draw.integers(4, size=60)
-    found = exponential(vectors)
-    h = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    assert found[7, 9] == pytest.approx(math.exp(float(h[7] @ h[9])))
-    turn = np.linalg.qr(draw.normal(size=(4, 4)))[0]
-    assert exponential(vectors @ turn) == pytest.approx(found)
-    known = np.arange(60) < 40
-    votes = found[~known][:, known] @ np.eye(4)[classes[known]]
-    assert votes.argmax(axis=1).tolist() == nadaraya_watson(
-        vectors[known], classes[known], vectors[~known], 4, (1.0,)
-    ).tolist()  # fmt: skip
 
 
 def test_more_frequencies_and_items_bring_the_alignment_nearer_and_another_q_does_not(
