@@ -224,7 +224,7 @@ class _Refresh:
             return nothing_written(
                 target.name, ["no item has a vector: check the training data", *assessment.verdict.reasons]
             )
-        hold_for = _create_views(target, publish.views, candidate.dim, generation.number)
+        hold_for = _create_views(target, publish.views, candidate, generation.number)
         decision = hold_or_release(
             assessment.verdict,
             publish.gate,
@@ -403,7 +403,9 @@ def _copy_views(target: Collection, parent: VersionReader, generation: int) -> N
         )  # fmt: skip
 
 
-def _create_views(target: Collection, views: Sequence[ViewSettings], dim: int, generation: int) -> list[str]:
+def _create_views(
+    target: Collection, views: Sequence[ViewSettings], candidate: ItemVectors, generation: int
+) -> list[str]:
     """Create the default view and the requested views; return an error message for each that cannot be created."""
     views_of_run: list[ViewSettings] = list(views)
     default = default_view(target.name)
@@ -414,8 +416,8 @@ def _create_views(target: Collection, views: Sequence[ViewSettings], dim: int, g
         try:
             target.create_view(
                 view.name, **{name: getattr(view, name) for name in PARAMETERS},
-                dim_in=dim, anchor_generation=generation, materialized=view.materialized,
+                dim_in=candidate.dim, anchor_generation=generation, materialized=view.materialized, items=candidate,
             )  # fmt: skip
-        except ViewExists as error:
+        except (ViewExists, ValueError) as error:  # an exponential view may have more anchors than there are items
             problems.append(str(error))
     return problems

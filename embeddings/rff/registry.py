@@ -17,7 +17,17 @@ def _rff() -> type[FeatureMap]:
     return RandomFourierFeatures
 
 
-_OURS: dict[str, Callable[[], type[FeatureMap]]] = {"rff": _rff, "identity": lambda: Identity}
+def _exponential() -> type[FeatureMap]:
+    from embeddings.rff.exponential import ExponentialVectors
+
+    return ExponentialVectors
+
+
+_OURS: dict[str, Callable[[], type[FeatureMap]]] = {
+    "rff": _rff,
+    "identity": lambda: Identity,
+    "exponential": _exponential,
+}
 
 FEATURE_MAPS: dict[str, Callable[[], type[FeatureMap]]] = _OURS | {
     entry.name: partial(load, entry) for entry in entry_points(group="evenkeel.feature_maps") if entry.name not in _OURS

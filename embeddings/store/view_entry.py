@@ -11,6 +11,9 @@ from typing import Any
 from embeddings.rff.feature_map import MapParameters
 from embeddings.store.files import CorruptStore, FileEntry
 
+ANCHORS = "anchors"
+"""Kind of a collection's settings with the anchors of a view, the items whose vectors are its matrix."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ViewDefinition:

@@ -252,6 +252,8 @@ class ViewRegistry:
         """
         files = []
         for view in views:
+            if feature_map(view.kind).reads_items:
+                continue
             features, matrix = self._features_and_matrix(view)
             if matrix is not None:
                 files.append(write_arrow(directory / f"frequencies-{view.name}.arrow", matrix_batch(matrix)))

@@ -93,7 +93,8 @@ else:
 class View(Spec):
     """A view of a collection: a form in which its vectors h, of size d, are served.
 
-    ``rff`` serves random Fourier features phi(h) of even size ``dim`` (default 2d); ``identity`` serves h itself.
+    ``rff`` serves random Fourier features phi(h) of even size ``dim`` (default 2d); ``identity`` serves h itself;
+    ``exponential`` serves exp(<h, a>) for ``dim`` (default 256) items a, the anchors, which no rotation changes.
     """
 
     name: Name

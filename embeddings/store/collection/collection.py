@@ -6,6 +6,7 @@ import contextlib
 import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from embeddings.store.collection.directory import CollectionDirectory, Lookup
 from embeddings.store.collection.erasure import ITEMS, Part
@@ -32,6 +33,7 @@ class Collection(CollectionWriter, CollectionViews):
         self._files, self._store = files, store
         self._registry = ViewRegistry(files.views, files.name)
         self._reader = CollectionReader(files, store, self._registry)
+        self._anchored = WeakKeyDictionary()
 
     def exists(self) -> bool:
         """Return True if there is any version."""

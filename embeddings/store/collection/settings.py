@@ -10,9 +10,10 @@ from embeddings.durable_files import fsync_path, make_directory
 from embeddings.store.collection.directory import NAME_PATTERN, CollectionDirectory
 from embeddings.store.files import disk_errors, read_document, replace_document
 from embeddings.store.tombstones import ErasedIds
+from embeddings.store.view_entry import ANCHORS
 from embeddings.vectors.item_vectors import keys_of
 
-LISTS_BY_ITEM = {"canary": ("ids", "codes", "held_out")}
+LISTS_BY_ITEM = {"canary": ("ids", "codes", "held_out"), ANCHORS: ("ids", "coordinates")}
 """Names of lists with one entry per item in settings that list items, by kind of settings; the ids come first.
 
 This module lists the kinds, although other packages save them, because every process that erases must know all kinds.

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from embeddings.rff import RandomFourierFeatures
+from embeddings.rff.feature_map import FeatureMap
+from embeddings.rff.registry import feature_map
 from embeddings.store.collection.directory import NAME_PATTERN, CollectionDirectory
 from embeddings.store.collection.reader import CollectionReader
 from embeddings.store.files import CorruptStore, UnknownView, ViewExists, disk_errors
 from embeddings.store.generation_maps import entry_of, map_rows, split_name
 from embeddings.store.manifest import VersionManifest
-from embeddings.store.view_entry import ViewEntry
+from embeddings.store.version import VersionReader
+from embeddings.store.view_entry import ANCHORS, ViewDefinition, ViewEntry
 from embeddings.store.views import ViewRegistry, define_view
-from embeddings.vectors.item_vectors import Array
+from embeddings.vectors.item_vectors import Array, ItemVectors, as_list
 
 if TYPE_CHECKING:
     from embeddings.store.feature_store import Store
@@ -52,6 +57,13 @@ class CollectionViews:
     _reader: CollectionReader
     _registry: ViewRegistry
     _store: Store
+    _anchored: WeakKeyDictionary[VersionReader, dict[tuple[str, int, str], FeatureMap]]
+    """Maps of views whose matrix are vectors of the version, by the version's reader."""
+
+    if TYPE_CHECKING:  # methods of the other parts
+
+        def settings(self, kind: str) -> dict[str, dict[str, Any]]: ...
+        def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None: ...
 
     # --- listing ---------------------------------------------------------------------------------------------------
 
@@ -115,6 +127,7 @@ class CollectionViews:
         dim_in: int | None = None,
         anchor_generation: int | None = None,
         materialized: bool = False,
+        items: ItemVectors | None = None,
         **parameters: Any,
     ) -> dict[str, Any]:
         """Create a view for the current anchor generation, or return the existing one with the same parameters.
@@ -126,6 +139,7 @@ class CollectionViews:
             dim_in: number of coordinates of the vectors.
             anchor_generation: the generation that the view is for.
             materialized: True to store the view's rows with every version written from now on.
+            items: items from which an exponential view takes its anchors; None: those of the current version.
             parameters: ``kind``, ``dim``, ``sigma``, ``seed`` and ``frequencies`` of
                 :func:`embeddings.store.views.define_view`.
 
@@ -135,13 +149,16 @@ class CollectionViews:
         """
         if dim_in is None or anchor_generation is None:
             dim_in, anchor_generation = self._current_coordinates()
-        defined = define_view(name, dim_in, **parameters)
+        defined, anchors = self._define(name, dim_in, parameters, items, materialized=materialized)
         self._check_name(name)
         with disk_errors(self._files.path):
             self._files.prepare()
             with self._files.writing():
                 is_new = not self._registry.known(name)
                 view = self._registry.create(defined, anchor_generation, materialized=materialized)
+            if anchors is not None:
+                document = {"dim": defined.dim, "ids": anchors, "coordinates": list(range(defined.dim))}
+                self.save_settings(ANCHORS, name, document)
             if is_new:
                 try:
                     # Another collection, which has a lock of its own, may have made a view of that name meanwhile.
@@ -157,7 +174,7 @@ class CollectionViews:
         Nothing is created. Raises as ``create_view`` does.
         """
         dim_in, anchor_generation = self._current_coordinates()
-        defined = define_view(name, dim_in, **parameters)
+        defined, _ = self._define(name, dim_in, parameters, None, materialized=materialized)
         self._check_name(name)
         known = self._registry.same(defined, anchor_generation)
         later = {"materialized": materialized, "anchor_generation": anchor_generation}
@@ -167,6 +184,33 @@ class CollectionViews:
         """Remove a view in every anchor generation; raise UnknownView."""
         with self._files.writing():
             self._registry.delete(name)
+        if name in self.settings(ANCHORS):
+            self.save_settings(ANCHORS, name, None)
+
+    def _define(
+        self, name: str, dim_in: int, parameters: Mapping[str, Any], items: ItemVectors | None, *, materialized: bool
+    ) -> tuple[ViewDefinition, list[Any] | None]:
+        """Return a view's definition, and the ids of its anchors if it needs some that are not chosen yet.
+
+        A view has the same anchors in each generation.
+        """
+        defined = define_view(name, dim_in, **parameters)
+        if not feature_map(defined.kind).reads_items:
+            return defined, None
+        if materialized:
+            raise ValueError(f"view {name}: {defined.kind} vectors are computed at fetch: set materialized to false")
+        chosen = self.settings(ANCHORS).get(name)
+        if chosen is not None:
+            if parameters.get("dim") not in (None, chosen["dim"]):
+                raise ViewExists(f"view '{name}' exists with other dim: its consumers rely on it; take another name")
+            return replace(defined, dim=chosen["dim"]), None
+        items = self._reader.open("current").items() if items is None else items
+        found = np.flatnonzero(items.renewed & items.evidence)
+        if parameters.get("dim") is not None and defined.dim > len(found):
+            raise ValueError(f"view {name}: {defined.dim} anchors of {len(found)} items: take a smaller dim")
+        counts = np.zeros(len(items)) if items.counts is None else items.counts
+        most = found[np.argsort(-counts[found], kind="stable")][: defined.dim]
+        return replace(defined, dim=len(most)), as_list(items.keys[most])
 
     def _current_coordinates(self) -> tuple[int, int]:
         manifest = self._reader.manifest(self._reader.resolve("current"))
@@ -214,8 +258,8 @@ class CollectionViews:
 
         Zero rows, which stand for missing items, stay zero.
         """
-        served = self._served(view, self._reader.manifest(self._reader.resolve(version)))
-        return self._features(served, h)
+        version = self._reader.resolve(version)
+        return self._features(self._served(view, self._reader.manifest(version)), h, version)
 
     def map_matrix(self, generation: int, version: str = "current") -> Array:
         """Return A [d + 1, e], float64, from vectors of ``version`` to a generation, its own or an earlier one.
@@ -244,10 +288,10 @@ class CollectionViews:
         """
         reader = self._reader.open(version)
         served = self._served(view, reader.manifest)
-        if served.first is None:
+        if served.first is None and not feature_map(served.entry.kind).reads_items:
             return self._registry.lookup(served.entry, reader, self._files.versions / reader.version, ids)
         status, vectors = reader.lookup(ids)
-        return status, self._features(served, vectors)
+        return status, self._features(served, vectors, reader)
 
     def cached_view(self, view: str, version: str = "current") -> dict[str, Any] | None:
         """Return the entry of a view if a lookup in it needs only files that this process has checked and mapped.
@@ -261,15 +305,42 @@ class CollectionViews:
                 first, entry = served.first, served.entry
                 if first is not None and not self._reader.has_map_matrix(first, entry.anchor_generation):
                     return None
+                if feature_map(entry.kind).reads_items and _key(entry) not in self._anchored.get(reader, {}):
+                    return None
                 if self._registry.is_cached(entry, reader.manifest, self._files.versions / reader.version):
                     return served.public()
         return None
 
-    def _features(self, served: ServedView, h: Array) -> Array:
-        """Return the features of vectors ``h`` [n, d] of the version's generation."""
-        if served.first is not None:
-            h = map_rows(h, self._reader.map_matrix(served.first, served.entry.anchor_generation))
-        return self._registry.features(served.entry).transform(h)
+    def _features(self, served: ServedView, h: Array, version: VersionReader | str) -> Array:
+        """Return the features of vectors ``h`` [n, d] of a version."""
+        if not feature_map(served.entry.kind).reads_items:
+            return self._registry.features(served.entry).transform(self._mapped(served, h))
+        reader = self._reader.open(version) if isinstance(version, str) else version
+        known = self._anchored.setdefault(reader, {})
+        if (key := _key(served.entry)) not in known:
+            matrix = self._mapped(served, self._vectors_of_anchors(served.entry, reader))
+            known[key] = feature_map(served.entry.kind).load(served.entry.parameters, matrix)
+        return known[key].transform(self._mapped(served, h))
+
+    def _mapped(self, served: ServedView, h: Array) -> Array:
+        """Return vectors of a version in the coordinates of the view's generation."""
+        if served.first is None:
+            return h
+        return map_rows(h, self._reader.map_matrix(served.first, served.entry.anchor_generation))
+
+    def _vectors_of_anchors(self, entry: ViewEntry, reader: VersionReader) -> Array:
+        """Return a version's vectors of a view's anchors, [dim, d]; zero for anchors that it does not have."""
+        anchors = self.settings(ANCHORS).get(entry.name)
+        if anchors is None:
+            raise CorruptStore(
+                f"view '{entry.name}' of '{self._files.name}' has lost its anchors: restore settings/{ANCHORS}"
+            )
+        vectors = np.zeros((entry.dim, reader.dim), dtype=np.float32)
+        if anchors["ids"]:
+            is_text = reader.manifest.id_type == "string"
+            ids = [str(identifier) for identifier in anchors["ids"]] if is_text else anchors["ids"]
+            vectors[anchors["coordinates"]] = reader.lookup(ids)[1]
+        return vectors
 
     def _served(self, name: str, manifest: VersionManifest) -> ServedView:
         """Return a view as a version serves it; raise UnknownView."""
@@ -300,3 +371,7 @@ class CollectionViews:
         """Return the manifest of the first version of the manifest's generation."""
         is_first = manifest.anchor_version == manifest.version
         return manifest if is_first else self._reader.manifest(manifest.anchor_version)
+
+
+def _key(entry: ViewEntry) -> tuple[str, int, str]:
+    return entry.name, entry.anchor_generation, entry.created_at

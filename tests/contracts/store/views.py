@@ -7,7 +7,7 @@ import pytest
 
 from embeddings.store import Collection, Store, UnknownCollection, UnknownVersion, UnknownView, ViewExists
 from embeddings.store.generation_maps import GenerationMap
-from embeddings.vectors.item_vectors import MISSING, ItemIdError, unit_rows
+from embeddings.vectors.item_vectors import MISSING, ItemIdError, ItemVectors, unit_rows
 from tests.contracts.store.base import Base, Reopen, items, publish
 
 
@@ -209,3 +209,60 @@ class Views(Base):
         check(collection)
         check(again().view_collection("items@g1"))
         assert [view["name"] for view in collection.views("v000001")] == ["items_rff"]
+
+    def test_exponential_views(self, store: Store, collection: Collection, again: Reopen) -> None:
+        """Products with a version's own anchors: the most frequent items of the first version, in every later one."""
+        ids = list(range(1, 9))
+        counts = np.array([3, 9, 1, 7, 8, 2, 5, 4])
+        first = items(ids, dim=4, counts=counts)
+        publish(collection, first)
+        view = collection.create_view("near", kind="exponential", dim=4)
+        assert {name: view[name] for name in ("kind", "dim", "dim_in", "sigma", "seed", "sha256")} == {
+            "kind": "exponential", "dim": 4, "dim_in": 4, "sigma": None, "seed": None, "sha256": None,
+        }  # fmt: skip
+        assert collection.create_view("near", kind="exponential") == view
+        anchors = np.array([1, 4, 3, 6])  # rows of ids 2, 5, 4, 7
+
+        def check(opened: Collection, vectors: np.ndarray, lost: int | None = None) -> None:
+            unit = unit_rows(vectors)[0]
+            expected = np.exp(unit @ unit[anchors].T)
+            if lost is not None:
+                expected[:, lost] = 1
+            status, features = opened.view_lookup("near", [3, 99, 1])
+            assert status.tolist() == [1, MISSING, 1]
+            np.testing.assert_allclose(features[[0, 2]], expected[[2, 0]], rtol=1e-5)
+            assert not features[1].any()
+            assert opened.cached_view("near") == opened.view("near")
+            np.testing.assert_allclose(opened.view_transform("near", vectors[[2]]), expected[[2]], rtol=1e-5)
+
+        check(collection, first.vectors)
+        # Another basis and other lengths change nothing, nor does another generation with a view of that name.
+        turned = 2 * first.vectors @ np.linalg.qr(np.random.default_rng(1).standard_normal((4, 4)))[0].astype("f4")
+        publish(collection, ItemVectors(ids, turned))
+        check(collection, turned)
+        np.testing.assert_allclose(
+            collection.view_lookup("near", ids)[1], collection.view_lookup("near", ids, "v000001")[1], rtol=1e-5
+        )
+        wider = items(ids, 5, dim=6)
+        collection.create_view("near", kind="exponential", dim_in=6, anchor_generation=2, items=wider)
+        publish(collection, wider, anchor_generation=2)
+        check(collection, wider.vectors)
+        reading = again().view_collection("near")
+        reading.open()
+        assert reading.cached_view("near") is None
+        check(reading, wider.vectors)
+        # An erased anchor is in no list, and its coordinate tells nothing.
+        collection.erase([5], "asked for")
+        check(collection, wider.vectors, lost=1)
+        check(again().collection("items"), wider.vectors, lost=1)
+        assert collection.settings("anchors")["near"]["ids"] == [2, 4, 7]
+
+        with pytest.raises(ViewExists, match="other dim"):
+            collection.create_view("near", kind="exponential", dim=2)
+        with pytest.raises(ValueError, match="set materialized to false"):
+            collection.create_view("stored", kind="exponential", dim=2, materialized=True)
+        with pytest.raises(ValueError, match="8 anchors of 7 items: take a smaller dim"):
+            collection.create_view("many", kind="exponential", dim=8)
+        assert collection.create_view("all", kind="exponential")["dim"] == 7
+        collection.delete_view("near")
+        assert "near" not in collection.settings("anchors")

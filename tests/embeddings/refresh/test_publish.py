@@ -219,6 +219,34 @@ def test_views_that_only_the_old_generation_has(store: Store, collection: Collec
     assert collection.view("mine", "v000001")["sigma"] == 0.7
 
 
+def test_a_consumer_of_exponential_vectors_needs_neither_alignment_nor_map(
+    store: Store, collection: Collection
+) -> None:
+    settings = Settings(
+        align=False, ema=None, gate=Gate("report"), views=(View("near", kind="exponential", dim=32),)
+    )  # fmt: skip
+    counts = np.random.default_rng(5).permutation(N)
+    assert publish(store, retrained(0), settings, counts=counts).status == "published"
+    assert collection.settings("anchors")["near"]["ids"] == np.argsort(-counts)[:32].tolist()
+    labels = geometry() @ np.random.default_rng(4).standard_normal(D)
+    weights = None
+    wider = geometry() @ np.linalg.qr(np.random.default_rng(1).standard_normal((12, D)))[0].T
+    for base in (None, None, wider):
+        features = collection.view_lookup("near", np.arange(N))[1]
+        if weights is None:
+            weights = np.linalg.lstsq(features, labels, rcond=1e-3)[0]
+        assert np.corrcoef(features @ weights, labels)[0, 1] > 0.8
+        end = publish(store, retrained(1, base=base), settings, counts=counts, model="bpr" if base is None else "mf")
+        assert end.status == "published"
+    assert end.anchor_generation == 3
+    features = collection.view_lookup("near", np.arange(N))[1]
+    assert np.corrcoef(features @ weights, labels)[0, 1] > 0.8
+    too_many = Settings(views=(View("all", kind="exponential", dim=N + 2),))
+    held = publish(store, retrained(2, base=wider), too_many, model="mf")
+    assert held.status == "held"
+    assert f"{N + 2} anchors of {N} items" in held.reasons[0]
+
+
 def test_a_view_that_changes_under_its_consumers_holds_the_refresh(store: Store, collection: Collection) -> None:
     publish(store, retrained(0), Settings(views=(View("v", sigma=0.5),)))
     end = publish(store, retrained(1), Settings(views=(View("v", sigma=0.9),), gate=Gate("off")))

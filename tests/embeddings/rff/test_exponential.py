@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from embeddings.refresh.kernel_alignment import nadaraya_watson
-from embeddings.rff.exponential import exponential
+from embeddings.rff.exponential import ExponentialVectors, exponential
+from embeddings.rff.feature_map import MapParameters
+
+NO_OTHERS = {"sigma": None, "seed": None, "frequencies": None}
 
 
 def test_exponential_vectors_are_the_weights_of_the_estimator() -> None:
@@ -24,3 +27,18 @@ def test_exponential_vectors_are_the_weights_of_the_estimator() -> None:
     assert votes.argmax(axis=1).tolist() == nadaraya_watson(
         vectors[known], classes[known], vectors[~known], 4, (1.0,)
     ).tolist()  # fmt: skip
+
+
+def test_the_map_of_a_view() -> None:
+    parameters = ExponentialVectors.define(4, dim=None, sigma=0.4, seed=3, frequencies="orthogonal")
+    assert parameters == MapParameters(4, 256, None, None, None)
+    draw = np.random.default_rng(0)
+    h, anchors = draw.normal(size=(5, 4)), draw.normal(size=(6, 4))
+    h[2], anchors[1] = 0, 0
+    features = ExponentialVectors(ExponentialVectors.define(4, dim=6, **NO_OTHERS), anchors).transform(h)
+    assert (features.shape, features.dtype) == ((5, 6), np.float32)
+    assert not features[2].any()
+    present = [0, 1, 3, 4]
+    np.testing.assert_allclose(features[present], exponential(h, anchors)[present], rtol=1e-6)
+    # The coordinate of an anchor without a vector is the same for every item.
+    np.testing.assert_array_equal(features[present, 1], 1)

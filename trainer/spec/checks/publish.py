@@ -109,6 +109,9 @@ def _view_problems(views: Sequence[View], dim: int) -> Iterator[FieldProblem]:
             )
         except ValueError as error:
             yield FieldProblem(where, str(error), "leave dim out, or change the kind")
+        if view.materialized and feature_map(view.kind).reads_items:
+            why = f"vectors of kind {view.kind} are computed at fetch, from the version's own anchors"
+            yield FieldProblem(f"{where}.materialized", why, "leave it out")
 
 
 def publish_fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:

@@ -252,6 +252,26 @@ async def test_layers_that_there_are_not(client, settings: Settings):
     assert (await client.get("/v1/views/items_rff/layer", params={"takes": "raw"})).status_code == 422
 
 
+async def test_an_exponential_view(client, settings: Settings):
+    _, vectors = published.publish(settings)
+    body = {"name": "near", "collection": "items", "kind": "exponential", "dim": 8}
+    dry = await client.post("/v1/views", json=body, params={"dry_run": "true"})
+    assert (dry.status_code, dry.json()["view"]["dim"], dry.json()["advice"]) == (200, 8, None)
+    made = await client.post("/v1/views", json=body)
+    assert (made.status_code, made.json()["sigma"], made.json()["warnings"]) == (201, None, [])
+    assert (await client.post("/v1/views", json=body)).status_code == 200
+    answer = (await client.post("/v1/views/near/vectors", json={"ids": [10, 11, 500]})).json()["items"]
+    # Without counts the anchors are the first items.
+    assert answer[2]["vector"] == pytest.approx(np.exp(vectors[49] @ vectors[:8].T).tolist(), rel=1e-5)
+    assert answer[0]["vector"][0] == pytest.approx(np.e, rel=1e-5)
+    assert answer[1]["vector"] is None
+    assert (await client.get("/v1/views/near/layer")).status_code == 409
+    for change in ({"materialized": True, "name": "stored"}, {"dim": 52, "name": "many"}):
+        refused = await client.post("/v1/views", json=body | change)
+        assert refused.status_code == 422, refused.text
+    assert (await client.delete("/v1/views/near")).status_code == 204
+
+
 async def test_views_of_an_earlier_generation(client, settings: Settings):
     old, vectors = published.publish(settings)
     pinned = {"ids": [10, 11], "version": old}

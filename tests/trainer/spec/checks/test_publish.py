@@ -32,6 +32,13 @@ def test_vectors_that_the_loss_leaves_open_need_initial_values_that_do_not(kind:
         job_of({"kind": kind} | ({} if init is None else {"init": init}))
 
 
+def test_exponential_vectors_are_not_stored() -> None:
+    view = {"name": "near", "kind": "exponential", "dim": 32}
+    assert job_of({"kind": "bpr", "loss": "bpr"}, views=[view])
+    with pytest.raises(SpecError, match=r"publish.views.0.materialized: vectors of kind exponential .* at fetch"):
+        job_of({"kind": "bpr", "loss": "bpr"}, views=[view | {"materialized": True}])
+
+
 @pytest.mark.parametrize("feature", ["item", "tags"])
 def test_a_click_model_publishes_any_feature_of_ids(feature: str) -> None:
     for model in ({"kind": "dcnv2", "init": HASH}, {"kind": "fm"}):
