@@ -201,7 +201,8 @@ class VectorCalls(Session):
         Args:
             collection: The collection whose default view (random Fourier features) is fetched; give this or ``view``.
             ids: A list, or any kind of array, tensor or series.
-            view: The name of a view to fetch from instead of a collection.
+            view: The name of a view to fetch from instead of a collection. ``VIEW@gN`` is a view as anchor generation N
+                has it, ``COLLECTION@gN`` has the vectors of that generation.
             version: Name of a version, or ``current``.
             dtype: ``float32`` or ``float16``.
             as_: ``numpy`` (:class:`service.client.vectors.Vectors`: ``vectors`` [n, dim] is NaN where an id is

@@ -153,12 +153,13 @@ class CollectionViews:
         self._check_name(name)
         with disk_errors(self._files.path):
             self._files.prepare()
+            if anchors is not None:
+                # First, so that no reader finds the view without them.
+                document = {"dim": defined.dim, "ids": anchors, "coordinates": list(range(defined.dim))}
+                self.save_settings(ANCHORS, name, document)
             with self._files.writing():
                 is_new = not self._registry.known(name)
                 view = self._registry.create(defined, anchor_generation, materialized=materialized)
-            if anchors is not None:
-                document = {"dim": defined.dim, "ids": anchors, "coordinates": list(range(defined.dim))}
-                self.save_settings(ANCHORS, name, document)
             if is_new:
                 try:
                     # Another collection, which has a lock of its own, may have made a view of that name meanwhile.

@@ -99,7 +99,9 @@ def test_it_is_published_and_served_and_missed_where_it_is_not_installed(tmp_pat
     done = run(SERVE, home, site)
     assert "SERVED" in done.stdout, done.stdout + done.stderr
     without = run(WITHOUT, home)
-    assert "kind 'signed_projection' is not one of rff, identity, exponential: install the package" in without.stdout, without.stderr
+    assert "kind 'signed_projection' is not one of rff, identity, exponential: install the package" in without.stdout, (
+        without.stderr
+    )
 
 
 @pytest.mark.process
