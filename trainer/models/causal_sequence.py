@@ -33,9 +33,7 @@ class CausalSequenceModel(NextItemModel):
     """Base: score(i | s_1 .. s_n) = <M_i, F_n> / temperature, with F_n the state after the user's items s_1 .. s_n.
 
     M is the item table; the model reads its rows and scores with them, and they are published unchanged. With
-    ``normalize`` M_i and F_n are scaled to length 1 in scores, but not in the model's input, and a score is
-    (<M_i, F_n> + b_i) / temperature; b_i is one more column at the end of the item's row. With loss cosine_contrastive
-    there is no b_i.
+    ``normalize`` M_i and F_n are scaled to length 1 in scores, but not in the model's input.
 
     The loss of a position is ``loss`` of its target against the target's negatives
     (trainer.models.losses.sampled_loss), or against items that all targets of the batch share
@@ -95,22 +93,18 @@ class CausalSequenceModel(NextItemModel):
     def _queries(self, states: Tensor) -> Tensor:
         """Return the vectors [n, dim] that item vectors are multiplied with: final states F over the temperature."""
         states = normalize(states, dim=1) if self.normalize else states
-        if self.spec.has_item_bias:
-            states = torch.cat([states, torch.ones_like(states[:, :1])], dim=1)
         return states if self.temperature == 1.0 else states / self.temperature
 
     def encode(self, items: Tensor, lengths: Tensor) -> Tensor:
-        items = items[:, :, : self.dim]
         last = self.hidden(items, self._positions(items, lengths), not_at_all, (lengths - 1).clamp(min=0)[:, None])
         return self._queries(self.finished(last.squeeze(1))) * (lengths > 0)[:, None]
 
     def candidates(self, rows: Tensor) -> Tensor:
-        vectors = normalize(rows[:, : self.dim], dim=1) if self.normalize else rows
-        return torch.cat([vectors, rows[:, self.dim :]], dim=1) if self.spec.has_item_bias else vectors
+        return normalize(rows, dim=1) if self.normalize else rows
 
     def _states(self, rows: Mapping[str, JaggedTensor], batch: Batch) -> Tensor:
         """Return the final state F after each item that is read, [number of ids, d]; in training, with dropout."""
-        lengths, values = rows[ITEM].lengths(), rows[ITEM].values()[:, : self.dim]
+        lengths, values = rows[ITEM].lengths(), rows[ITEM].values()
         if not len(values):
             # A rank without samples is part of the graph too, so that its backward runs.
             return self.finished(values)

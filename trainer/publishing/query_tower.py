@@ -148,8 +148,7 @@ class _Queries(nn.Module):
             offsets = offsets + self.model.bias.float()
         else:
             (vectors,) = blocks.values()
-        # The column after them multiplies the item's bias, which the version has for itself.
-        return vectors[:, : self.dim].float() @ self.rotation, offsets, num_known > 0
+        return vectors.float() @ self.rotation, offsets, num_known > 0
 
     def example(self, rows: int = _EXAMPLE_ROWS) -> dict[str, Tensor]:
         """Return codes and lengths of ``rows`` queries, drawn from a fixed seed."""

@@ -55,7 +55,7 @@ def test_what_a_job_gives_stands() -> None:
     assert job.evaluation.split.kind == "time"
 
 
-@pytest.mark.parametrize(("column", "kind"), [(2, "sasrec"), (3, "bpr")])
+@pytest.mark.parametrize(("column", "kind"), [(2, "sasrec"), (3, "bpr"), (4, "lightgcn")])
 def test_the_page_of_models_has_them(column: int, kind: str) -> None:
     page = (Path(__file__).parents[3] / "docs/reference/models.md").read_text("utf-8")
     table = page.split("## Defaults of retrieval kinds")[1].split("## Published")[0]
@@ -66,7 +66,7 @@ def test_the_page_of_models_has_them(column: int, kind: str) -> None:
         return f"{number:g}".removeprefix("0")
 
     assert f"`embedding_dim` {model['embedding_dim']}" in cells["`model`"]
-    assert f"`temperature` {short(model['temperature'])}" in cells["`model`"]
+    assert f"`temperature` {short(model.get('temperature', 1))}" in cells["`model`"]
     assert (
         f"`length` {model['length']}" in cells["`model`"] if "length" in model else "`length`" not in cells["`model`"]
     )

@@ -127,6 +127,19 @@ class LightGCNSpec(PartnerSpec):
     kind: Literal["lightgcn"]
     layers: int = later(3, ge=1, le=16)
 
+    # Chosen on validation rows: docs/reports/published_tables.md. The lengths of smoothed rows tell how popular items are.
+    job_defaults: ClassVar[Mapping[str, Any]] = {
+        **PartnerSpec.job_defaults,
+        "model": {
+            "embedding_dim": 64,
+            "init": {"kind": "hash", "std": 0.1},
+            "loss": "sampled_softmax",
+            "share_negatives": True,
+        },
+        "optimizer": {"kind": "adam", "learning_rate": 0.005, "moments": "dense"},
+        "batch_size": 4096,
+    }
+
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
         yield from super().problems(job)
         if job.resources.num_workers > 1:

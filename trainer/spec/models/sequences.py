@@ -126,18 +126,6 @@ class PieceSpec(SequenceSpec, RetrievalSettings):
         return self.length, self.length
 
     @property
-    def has_item_bias(self) -> bool:
-        """True if scores have a bias of the item, since unit vectors hardly tell how popular it is."""
-        return self.normalize and self.loss != "cosine_contrastive"
-
-    @property
-    def item_bias_weight(self) -> float | None:
-        return 1.0 / self.temperature if self.has_item_bias else None
-
-    def table_columns(self, table: str) -> int:
-        return self.embedding_dim + self.has_item_bias
-
-    @property
     def compared_with(self) -> Negatives:
         return NEGATIVES_OF_LOSSES.get(self.loss, "shared" if self.share_negatives else "own")
 
