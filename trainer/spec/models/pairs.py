@@ -127,7 +127,7 @@ class LightGCNSpec(PartnerSpec):
     kind: Literal["lightgcn"]
     layers: int = later(3, ge=1, le=16)
 
-    # Chosen on validation rows: docs/reports/published_tables.md. The lengths of smoothed rows tell how popular items are.
+    # Chosen on validation rows: docs/reports/published_tables.md. The length of a smoothed row tells its popularity.
     job_defaults: ClassVar[Mapping[str, Any]] = {
         **PartnerSpec.job_defaults,
         "model": {
