@@ -31,6 +31,8 @@ class Publication:
         max_held: number of versions held in a row that raises an alert.
         released: the series of held versions that this publication ends (embeddings.refresh.hold_policy), or None.
         maps: maps to earlier generations, as in the manifest; empty if it opens none.
+        quality: held-out metric of the model, with that of the version before; None if unknown.
+        proposed_canary: text that proposes a probe; None for a held version, and if the collection has a probe.
     """
 
     status: Literal["published", "held"]
@@ -47,6 +49,8 @@ class Publication:
     max_held: int = MAX_HELD
     released: dict[str, Any] | None = None
     maps: Sequence[Mapping[str, Any]] = ()
+    quality: Mapping[str, Any] | None = None
+    proposed_canary: str | None = None
 
 
 def conclude(target: Collection, version: str, keep_last: int | None, fence: Callable[[], None] | None) -> Publication:
@@ -89,6 +93,8 @@ def conclude(target: Collection, version: str, keep_last: int | None, fence: Cal
         record.max_held,
         None if held else record.released,
         manifest.get("maps", ()),
+        record.quality,
+        None if held else record.proposed_canary,
     )
 
 

@@ -76,6 +76,8 @@ __all__ = [
 NORM_FLOOR = 1e-12
 ATTEMPTS = 3
 SECONDS_PER_DAY = 86_400
+QUALITY_BEFORE = ("metric", "validation", "test")
+"""Entries of the parent's ``quality`` that a version repeats."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ class RefreshRequest:
         training_step: for a job that publishes several times, the number of its steps before the candidate was taken.
         models: comparison of the run's model with the served one on held-out rows; None: they were not compared.
         remedies: what to do about a failed check, by metric, where the job's kind decides it.
+        quality: held-out metric of the model in the published epoch (trainer.runs.published_epoch); None: unknown.
+        proposed_canary: text that proposes a probe; kept if the collection has none.
         users: users in the coordinates of ``candidate``, with all of a score but the items; None: items alone.
         users_feature: feature that has the users' ids.
     """
@@ -127,6 +131,8 @@ class RefreshRequest:
     training_step: int | None = None
     models: ModelComparison | None = None
     remedies: Mapping[str, str] = field(default_factory=dict)
+    quality: Mapping[str, Any] | None = None
+    proposed_canary: str | None = None
     users: UserVectors | None = None
     users_feature: str = "user"
 
@@ -262,6 +268,8 @@ class _Refresh:
             hold_for=decision.hold_for,
             remarks=assessment.verdict.reasons,
             training_step=request.training_step,
+            quality=self._quality(),
+            proposed_canary=None if target.settings(probe.SETTINGS) else request.proposed_canary,
         )
         return target.write(
             items_served(served, rows, previous, candidate),
@@ -289,6 +297,15 @@ class _Refresh:
         return partial(
             backward_maps, self.target, self.parent, request.publish.keep_generations, same_coordinates, request.seed
         )
+
+    def _quality(self) -> dict[str, Any] | None:
+        """Return the metric of the candidate's model, with that of the parent's in ``before``; None if unknown."""
+        if self.request.quality is None:
+            return None
+        parent, before = self.parent, None
+        if parent is not None and (found := RefreshRecord.of(parent.manifest.extra).quality) is not None:
+            before = {"version": parent.version} | {name: found[name] for name in QUALITY_BEFORE}
+        return {**self.request.quality, "before": before}
 
     def _users(self, served: Plan, rotation: Array | None, previous: ItemVectors | None) -> UserVectors | None:
         """Return the users in the coordinates of the version, without erased ones; None for items alone.

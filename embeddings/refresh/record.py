@@ -34,6 +34,8 @@ class RefreshRecord:
         hold_for: reasons for which it is held; empty: it is published.
         remarks: failed checks, also of a version that is published.
         training_step: its training step, for jobs that publish repeatedly.
+        quality: the held-out metric of its model's published epoch, with that of the parent in ``before``.
+        proposed_canary: text that proposes a probe, if the collection has none.
     """
 
     model: str | None = None
@@ -56,6 +58,8 @@ class RefreshRecord:
     hold_for: Sequence[str] = ()
     remarks: Sequence[str] = ()
     training_step: int | None = None
+    quality: Mapping[str, Any] | None = None
+    proposed_canary: str | None = None
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> RefreshRecord:
@@ -69,5 +73,5 @@ class RefreshRecord:
 
 
 _NAMES = tuple(one.name for one in fields(RefreshRecord))
-_LEFT_OUT = frozenset({"canaries", "training_step"})
+_LEFT_OUT = frozenset({"canaries", "training_step", "quality", "proposed_canary"})
 """Entries that are left out if None; the others are written as null."""

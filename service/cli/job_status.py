@@ -57,6 +57,19 @@ def maps(version: Mapping[str, Any]) -> None:
         output.note(f"{version['version']}: {in_words(entry)}")
 
 
+def judge(document: Mapping[str, Any]) -> None:
+    """Print the held-out metric of a publication's or version's model, if it overfits, and a proposed canary."""
+    from trainer.runs import published_epoch
+
+    quality = document.get("quality")
+    if quality:
+        output.note(f"model: {published_epoch.in_words(quality)}")
+        if quality.get("overfits"):
+            output.note(f"overfits: {quality['overfits']}")
+    if document.get("proposed_canary"):
+        output.note(document["proposed_canary"])
+
+
 def compare(document: Mapping[str, Any]) -> None:
     """Print the metrics of a publication's or version's model and of the model served before it, slice by slice."""
     from trainer.runs.model_comparison import comparison_told, in_words
@@ -77,14 +90,19 @@ def compare(document: Mapping[str, Any]) -> None:
 
 
 def compared(document: Mapping[str, Any]) -> str:
-    """Return text such as ``auc 0.8437 (0.7870)``, with the served model's value in brackets; else an empty text."""
+    """Return text such as ``auc 0.8437 (0.7870) overfits``, with the served model's value in brackets.
+
+    The values are of the same rows, or else of each model's own held-out rows. The text is empty without values.
+    """
+    from trainer.runs import published_epoch
     from trainer.runs.model_comparison import comparison_told
 
-    comparison = comparison_told(document)
-    if comparison is None or not comparison.differences:
-        return ""
-    difference = comparison.differences[0]
-    return f"{difference.metric} {difference.candidate:.4f} ({difference.served:.4f})"
+    comparison, quality = comparison_told(document), document.get("quality")
+    text = "" if quality is None else published_epoch.beside(quality)
+    if comparison is not None and comparison.differences:
+        difference = comparison.differences[0]
+        text = f"{difference.metric} {difference.candidate:.4f} ({difference.served:.4f})"
+    return f"{text} overfits" if quality and quality.get("overfits") else text
 
 
 def _figure(value: Any) -> Any:

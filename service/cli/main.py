@@ -385,6 +385,7 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
         | {"warnings": "; ".join((job.get("lineage") or {}).get("warnings") or ())}
     )
     job_status.explain(publication)
+    job_status.judge(publication)
     job_status.compare(publication)
     metrics = job.get("metrics") or []
     if metrics:

@@ -51,8 +51,11 @@ def collections(as_json: JsonFlag = False) -> None:
     """List collections: the version that each serves, its rows and its views."""
     listed = ask(Client.collections)
     columns = output.headings("name", "current", "rows", "dim", "held", "views", "published_at")
-    columns["current"] = "SERVES"
-    rows = [{**one, "held": (one.get("held") or {}).get("in_a_row") or None} for one in listed]
+    columns |= {"current": "SERVES", "compared": "MODEL (BEFORE)"}
+    rows = [
+        {**one, "held": (one.get("held") or {}).get("in_a_row") or None, "compared": job_status.compared(one)}
+        for one in listed
+    ]
     empty = "no collections yet: a job with `publish` makes one"
     output.print_list(listed, columns, empty, as_json, rows)
 
@@ -90,6 +93,8 @@ def versions(collection: Collection, as_json: JsonFlag = False) -> None:
         message = f"{collection}: {job_status.in_a_row(held['in_a_row'], held['since'])}"
         advice = (held.get("diagnosis") or {}).get("advice")
         output.note(f"{message}. {advice}" if advice else message)
+    if not as_json:
+        job_status.judge(shown)
 
 
 def _version_row(version: Mapping[str, Any], current: str | None) -> dict[str, Any]:
@@ -116,6 +121,7 @@ def promote(
     output.print_answer(answer, f"{collection} now serves {answer.get('version', version)}", as_json)
     if not as_json:
         job_status.maps(answer)
+        job_status.judge({**answer, "proposed_canary": None})
         job_status.compare(answer)
 
 
@@ -379,14 +385,18 @@ def _short(vector: Any, shown: int = 6) -> str:
 def add_canary(
     collection: Collection,
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    labels: Annotated[str, typer.Argument(metavar="LABELS.parquet", help="A file with the columns id and label.")],
+    labels: Annotated[
+        str, typer.Argument(metavar="LABELS", help="A table with ids and labels, such as the item table.")
+    ],
+    id_column: Annotated[str, typer.Option(help="Its column of ids.")] = "id",
+    label_column: Annotated[str, typer.Option(help="Its column of labels.")] = "label",
     as_json: JsonFlag = False,
 ) -> None:
     """Fit a canary, a frozen consumer, on the current version; it is evaluated on every candidate from now on."""
     with Client() as client:
         if client.is_local and "://" not in labels and Path(labels).exists():
             labels = str(Path(labels).absolute())
-        (answer,) = client.add_canary(collection, name, labels)["items"]
+        (answer,) = client.add_canary(collection, name, labels, id_column=id_column, label_column=label_column)["items"]
     text = (
         f"canary {name}: {answer['num_items']} items, {len(answer['classes'])} classes, "
         f"accuracy {answer['accuracy']:.3f} (most frequent class {answer['majority']:.3f})"

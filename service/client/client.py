@@ -132,16 +132,20 @@ class Client(JobCalls, VectorCalls):
     def canaries(self, collection: str) -> list[Json]:
         return list(self.items(f"/collections/{part(collection)}/canaries"))
 
-    def add_canary(self, collection: str, name: str, uri: str, seed: int = 0) -> Json:
+    def add_canary(
+        self, collection: str, name: str, uri: str, seed: int = 0, *, id_column: str = "id", label_column: str = "label"
+    ) -> Json:
         """Register a frozen consumer.
 
         Args:
             collection: The collection whose current version it is fitted on.
             name: Name of the canary.
-            uri: A Parquet file with columns id and label that the service can read.
+            uri: A table that the service can read, such as the item table.
             seed: Seed of the fit.
+            id_column: The table's column of ids.
+            label_column: The table's column of labels.
         """
-        body = {"name": name, "uri": uri, "seed": seed}
+        body = {"name": name, "uri": uri, "seed": seed, "id_column": id_column, "label_column": label_column}
         return self.json("POST", f"/collections/{part(collection)}/canaries", json=body)
 
     def copy_canaries(self, source: str, target: str) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from embeddings.refresh import probe
 from embeddings.refresh.held_versions import held_in_a_row
 from embeddings.refresh.settings import MAX_HELD
 from embeddings.store import Collection, default_view
@@ -15,6 +16,8 @@ def summary(collection: Collection) -> dict[str, Any]:
 
     Its ``held`` describes the versions held since the current version last changed: their number, the time of the
     first, and their names. ``max_held`` of them raise an alert. ``diagnosis`` is the diagnosis of the newest.
+    ``quality`` is the held-out metric of the current version's model, beside that of the version before.
+    ``proposed_canary`` is a sentence that proposes a canary, None if there is one or nothing to propose.
     """
     current = collection.current()
     manifests = collection.versions()
@@ -25,6 +28,8 @@ def summary(collection: Collection) -> dict[str, Any]:
         "current": current,
         "default_view": default_view(collection.name),
         **{field: None if manifest is None else manifest[field] for field in fields},
+        **{name: None if manifest is None else manifest.get(name) for name in ("quality", "proposed_canary")},
+        **({"proposed_canary": None} if collection.settings(probe.SETTINGS) else {}),
         "num_versions": len(manifests),
         "latest": {field: manifests[-1][field] for field in ("version", "state", "reasons", "created_at")},
         "held": _held(collection, manifests),

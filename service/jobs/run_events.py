@@ -38,7 +38,9 @@ PROGRESS_FIELDS = (
     "files", "files_behind", "seconds_behind", "late_files", "messages_behind", "bad_rows",
 )  # fmt: skip
 PREPARATION_FIELDS = ("stage", "rows", "total_rows", "rows_per_second")
-HOLDING_FIELDS = ("diagnosis", "held_in_a_row", "held_since", "max_held", "released", "comparison")
+PUBLICATION_FIELDS = (
+    "diagnosis", "held_in_a_row", "held_since", "max_held", "released", "comparison", "quality", "proposed_canary",
+)  # fmt: skip
 METRIC_FIELDS = ("type", "time", "attempt", "epoch", "split")
 
 
@@ -134,7 +136,7 @@ async def _publication(connection: AsyncConnection, row: JobRow, fields: dict[st
     """Store the outcome of a publication; a job that publishes several times gets an event for each version."""
     publication = {name: fields.get(name) for name in ("status", "collection", "version")}
     publication |= {"reasons": fields.get("reasons") or [], "gate": fields.get("gate") or []}
-    publication |= {name: fields[name] for name in HOLDING_FIELDS if fields.get(name) is not None}
+    publication |= {name: fields[name] for name in PUBLICATION_FIELDS if fields.get(name) is not None}
     if fields.get("step") is None:
         await job_records.change(connection, row, publication=publication)
         return

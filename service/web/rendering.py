@@ -12,6 +12,8 @@ from typing import Any
 
 import jinja2
 
+from trainer.runs import published_epoch
+
 _HERE = Path(__file__).resolve().parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 STATIC = {file.name: _TYPES[file.suffix] for file in sorted((_HERE / "static").iterdir())}
@@ -104,4 +106,4 @@ def verdicts(gate: list[dict[str, Any]]) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function for function in (instant, utc, duration, thousands, figure, size, document, verdicts)
-}
+} | {"quality": published_epoch.in_words, "beside": published_epoch.beside}

@@ -28,6 +28,12 @@ COMPARISON = {
     "skipped": "",
 }  # fmt: skip
 """How a model does beside the one that is served: worse, most of all in one country."""
+QUALITY = {
+    "metric": "auc", "validation": 0.7312, "test": None, "epoch": 10, "epochs": 10, "best_epoch": 3,
+    "overfits": "validation auc was best in epoch 3, with 0.7530, and is 0.7312 in epoch 10, which is published: no",
+    "before": {"version": "v000001", "metric": "auc", "validation": 0.7401, "test": None},
+}  # fmt: skip
+"""The held-out metric of a model that overfits, beside that of the version before."""
 
 
 def store_at(settings: Settings) -> Store:

@@ -30,11 +30,13 @@ from trainer.data.one_pass.position import Place
 from trainer.distributed.dynamic_tables import codes_of, stored_counts, taken_rows
 from trainer.distributed.item_tower import tower_outputs
 from trainer.distributed.materialize import CHUNK_ROWS, model_of_checkpoint, stored_rows
+from trainer.publishing.proposed_canary import proposed_canary
 from trainer.publishing.temporary_rows import temporary_rows
 from trainer.publishing.users import user_vectors
 from trainer.runs.directory import Run
 from trainer.runs.lineage import lineage_of
 from trainer.runs.model_comparison import read_comparison
+from trainer.runs.published_epoch import quality_of
 from trainer.runs.uplink import fence
 
 NORM_FLOOR = 1e-12
@@ -84,7 +86,8 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
             flush=True,
         )
     comparison = None if spec.is_repeated else comparison_of(run)
-    remedy = run.job.model.collapse_remedy(run.dataset)
+    remedy, record = run.job.model.collapse_remedy(run.dataset), TrainingRecord.of(checkpoint)
+    label = record.labels[0] if record.labels else ""
     fence(run)
     publication = publish_candidate(
         store,
@@ -102,6 +105,8 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
             training_step=step,
             models=comparison,
             remedies={"effective_rank": f"the vectors lie along few directions: {remedy}"},
+            quality=quality_of(record.history, record.position.evaluated, run.job.early_stopping, label),
+            proposed_canary=proposed_canary(run),
             users=None if spec.users is None else user_vectors(run, checkpoint),
         ),
     )
@@ -122,6 +127,8 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
         "held_since": publication.held_since,
         "max_held": publication.max_held,
         "released": publication.released,
+        "quality": publication.quality,
+        "proposed_canary": publication.proposed_canary,
         **({} if comparison is None else {"comparison": comparison.as_json()}),
     }
 

@@ -21,7 +21,8 @@ history        metrics: the metric events' fields of all epochs before the attem
 comparison     version (served when the job started), differences: [{metric, slice, rows, served, candidate, low, high,
                popularity}], skipped (why there are none), seconds
 publication    status: published | held | none, collection, version, reasons: [str], gate: [...], diagnosis,
-               held_in_a_row, held_since, max_held, released (embeddings.refresh.publication.Publication); for a job
+               held_in_a_row, held_since, max_held, released, quality, proposed_canary
+               (embeddings.refresh.publication.Publication); for a job
                that publishes repeatedly also step: the version's training step
 error          code, message, remedy
 begin          name of a phase that begins now; no training step is taken during a phase

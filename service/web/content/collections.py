@@ -50,7 +50,7 @@ def _version(manifest: dict[str, Any], current: str | None) -> dict[str, Any]:
     return {
         **manifest,
         "why": why_held(manifest) if manifest["state"] == "held" else None,
-        "comparison": manifest.get("comparison"),
+        **{name: manifest.get(name) for name in ("comparison", "quality")},
         "is_current": version == current,
         "can_promote": version != current
         and manifest["state"] not in ("expired", "candidate")

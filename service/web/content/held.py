@@ -61,5 +61,5 @@ def held_now(collection: Collection, held: Mapping[str, Any]) -> dict[str, Any] 
     if not held["in_a_row"]:
         return None
     manifest = collection.manifest(held["versions"][-1])
-    fields = ("version", "created_at", "job", "not_released", "comparison")
+    fields = ("version", "created_at", "job", "not_released", "comparison", "quality")
     return {**{name: manifest.get(name) for name in fields}, **held, "why": why_held(manifest)}

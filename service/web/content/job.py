@@ -50,7 +50,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
         "finding": document["finding"] if job["metrics"] else None,
         "drift": document["drift"],
         "warnings": document["warnings"],
-        "comparison": (document["publication"] or {}).get("comparison"),
+        **{name: (document["publication"] or {}).get(name) for name in ("comparison", "quality", "proposed_canary")},
         "loss": loss_chart(job),
         "charts": charts_of(document),
         "speed": await asyncio.to_thread(progress_charts, run_dir, job["attempt"]),

@@ -158,6 +158,28 @@ def test_an_earlier_generation_is_fetched_by_its_name(run: Run, served: Served):
     assert run("fetch", "albums@g1", "10", "--json").json["items"][0]["vector"] == pytest.approx(vectors[0].tolist())
 
 
+def test_the_metric_of_a_model_stands_beside_that_of_the_version_before(run: Run, served: Served):
+    """In versions, collections, promotions and the collection's JSON; a canary is proposed until there is one."""
+    first, _ = published.publish(served.settings, "judged", num_items=400)
+    extra = {"quality": published.QUALITY, "proposed_canary": "no canary watches judged: add one"}
+    second, _ = published.publish(served.settings, "judged", num_items=400, seed=1, extra=extra)
+    done = run("versions", "judged")
+    column = done.lines[0].index("MODEL (SERVED)")
+    assert {line[1]: line[column] for line in done.lines[1:]} == {second: "auc 0.7312 (0.7401) overfits", first: ""}
+    told = "model: auc 0.7312 (validation) in epoch 10 of 10; v000001, on its own rows: 0.7401 (validation)"
+    overfits = f"overfits: {published.QUALITY['overfits']}"
+    assert done.err.splitlines() == [told, overfits, extra["proposed_canary"]]
+    listed = run("collections").lines
+    assert next(row for row in listed if row[0] == "judged")[listed[0].index("MODEL (BEFORE)")].startswith("auc 0.7312")
+    held = published.hold(served.settings, "judged", extra=extra)
+    assert overfits in run("promote", "judged", held, "--reason", "all the same", "--override-gate").err
+    labels = served.data / "judged.parquet"
+    pq.write_table(pa.table({"id": np.arange(1, 401) * 10, "label": np.arange(400) % 2}), labels)
+    run("promote", "judged", second, "--reason", "back")
+    assert run("canaries", "add", "judged", "half", str(labels)).code == 0
+    assert run("versions", "judged").err.splitlines() == [told, overfits]
+
+
 def test_fetch_of_what_is_not_there(run: Run, served: Served):
     published.publish(served.settings, "songs")
     done = run("fetch", "nothing", "1")

@@ -182,7 +182,8 @@ async def test_pages_say_what_there_is(app, client, stranger, admin_key: str, se
 async def test_a_model_is_shown_beside_the_served_one(app, client, stranger, admin_key: str, settings: Settings):
     ids = await fill(app, client, settings)
     published.hold(settings, seed=98, extra={"comparison": published.COMPARISON})
-    published.publish(settings, seed=97, extra={"comparison": published.COMPARISON})
+    quality = {"quality": published.QUALITY, "proposed_canary": "no canary watches items"}
+    published.publish(settings, seed=97, extra={"comparison": published.COMPARISON, **quality})
     first = {"version": None, "differences": [], "skipped": "no version is served yet"}
     async with app.state.database.write() as connection:
         for name, comparison in (("adam", published.COMPARISON), ("adam-ar", first)):
@@ -192,6 +193,7 @@ async def test_a_model_is_shown_beside_the_served_one(app, client, stranger, adm
                 "version": None,
                 "reasons": [],
                 "comparison": comparison,
+                **quality,
             }
             mine = tables.job.c.id == ids[name]
             await connection.execute(tables.job.update().where(mine).values(publication=publication))
@@ -208,6 +210,11 @@ async def test_a_model_is_shown_beside_the_served_one(app, client, stranger, adm
         assert page.status_code == 200, (address, page.text)
         said = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.text))
         assert text in said, (address, said[said.find("Compared with the served") :][:600])
+        assert "Model: auc 0.7312 (validation) in epoch 10 of 10; v000001, on its own rows: 0.7401" in said, address
+        assert f"It overfits: {published.QUALITY['overfits']}." in said, address
+        if "report" not in address:
+            assert "no canary watches items" in said, address
+    assert re.search(r"auc 0\.7312 \(0\.7401\) overfits", said)
     job = (await client.get(f"/v1/jobs/{ids['adam']}")).json()
     assert job["publication"]["comparison"] == published.COMPARISON
 

@@ -117,6 +117,21 @@ async def test_labels_without_their_columns(client: httpx.AsyncClient, settings:
     answer = await client.post("/v1/collections/items/canaries", json={"name": "kind", "uri": str(path)})
     assert answer.status_code == 422
     assert "lacks the column label" in answer.text
+    assert "name columns of the table: id, genre" in answer.text
+
+
+async def test_labels_may_be_a_column_of_the_item_table(client: httpx.AsyncClient, settings: Settings) -> None:
+    """As CSV, with a row without a label and one without an id."""
+    refresh(settings, "items", 1)
+    path = settings.data_roots[0] / "items.csv"
+    rows = [f"{number},{'abc'[number // (N // 3)]}" for number in range(N)]
+    path.write_text("\n".join(["sku,kind", *rows[:-1], f"{N - 1},", ",c"]) + "\n")
+    body = {"name": "kind", "uri": str(path), "id_column": "sku", "label_column": "kind"}
+    answer = await client.post("/v1/collections/items/canaries", json=body)
+    assert answer.status_code == 201, answer.text
+    (made,) = answer.json()["items"]
+    assert (made["num_items"], made["classes"]) == (N - 1, ["a", "b", "c"])
+    assert made["accuracy"] > 0.6
 
 
 async def test_canaries_are_copied_to_another_collection(client: httpx.AsyncClient, settings: Settings) -> None:
