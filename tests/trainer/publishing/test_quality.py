@@ -16,7 +16,7 @@ from trainer.launch.on_host import start_ranks
 from trainer.runs.directory import read_run, write_run
 from trainer.runs.events import read_events
 
-PUBLISH = {"collection": "items", "feature": "item"}
+PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "report"}}
 SHELVED = np.arange(1000, 1060)
 """Items that nobody clicked, which make the table large enough for a canary."""
 
@@ -74,7 +74,7 @@ def test_a_version_has_the_metric_of_its_model_beside_its_parents(tmp_path):
     )  # fmt: skip
     curve = [metrics["validation", one] for one in range(1, 6)]
     assert curve[-1] > min(curve) + 0.01, curve
-    assert second["proposed_canary"] is None
+    assert (second["status"], second["proposed_canary"]) == ("published", None)
     assert second["quality"] == collection.manifest(second["version"])["quality"]
     assert second["quality"]["validation"] == curve[-1]
     assert "which is published: leave regularizers.early_stopping out" in second["quality"]["overfits"]
