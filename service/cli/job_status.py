@@ -127,6 +127,13 @@ def progress(job: Mapping[str, Any]) -> str:
     return f"epoch {figures['epoch']}/{figures['epochs']}" if figures.get("epochs") else ""
 
 
+def starved(job: Mapping[str, Any]) -> str | None:
+    """Return a sentence for a running job that lacks processor time, else None."""
+    from trainer.runs import starvation
+
+    return starvation.in_words((job.get("progress") or {}).get("starved")) if job.get("state") == "running" else None
+
+
 def best_epoch(job: Mapping[str, Any]) -> int | None:
     """Return the best epoch by the metric of the validation rows that early stopping watches; None without one."""
     from trainer.spec.evaluation import is_lower_better

@@ -29,6 +29,7 @@ from trainer.evaluation.progressive import Progressive, forget_windows
 from trainer.models.sse_labels import with_swapped_classes
 from trainer.runs.events import phase
 from trainer.runs.failures import Cancelled, NonFiniteError
+from trainer.runs.starvation import Starvation
 from trainer.spec import JobSpec
 from trainer.spec.lr_schedule import schedule_of
 from trainer.spec.regularizers import EarlyStopping
@@ -76,6 +77,8 @@ class Trainer:
     """True if the ranks have agreed that a checkpoint is due by time (``checkpoint_seconds``), at any step."""
     waited_seconds: float
     """Seconds that steps of this attempt waited for their batches."""
+    starved: float
+    """Share of the processor time that the rank with the least wanted and did not get (trainer.runs.starvation)."""
 
     hooks: Hooks
 
@@ -121,7 +124,8 @@ class Trainer:
         self._saved_step = self.position.step if resumed is not None else -1
         self._told_at, self._told_examples, self._examples = time.monotonic(), 0, 0
         self._told_step = self.position.step
-        self.waited_seconds = 0.0
+        self.waited_seconds = self.starved = 0.0
+        self._starvation = Starvation()
 
     def _know_rows(self, place: Place) -> None:
         """Set splits and numbers of steps, which follow from the number of rows.
@@ -277,7 +281,7 @@ class Trainer:
         """Return the batch's mean loss and the squared norm of the tables' gradient, over all ranks. Collective.
 
         The norm is 0 unless the job clips gradients or ``with_norm`` is True. The ranks also agree whether to stop and
-        whether to save (``stop_asked``, ``save_asked``).
+        whether to save (``stop_asked``, ``save_asked``), and which share of the processor time they lack (``starved``).
 
         Raises:
             NonFiniteError: on every rank, if on any the loss or a gradient is not finite.
@@ -286,12 +290,15 @@ class Trainer:
         bad = set(self.sharded.non_finite_tables())
         with_norm = (with_norm or self.job.optimizer.clip_norm is not None) and not bad
         squared_norm = self.sharded.gradient_squared_norm() if with_norm else 0.0
-        flags = [*self._due(), *(float(name in bad) for name in tables)]
+        # A sum over ranks, in which each has a place of its own.
+        shares = [self._starvation.share() if rank == self.rank else 0.0 for rank in range(self.world_size)]
+        flags = [*self._due(), *shares, *(float(name in bad) for name in tables)]
         everyone = torch.tensor([loss, squared_norm, *flags], dtype=torch.float64)
         if self.world_size > 1:
             everyone = all_reduce("agreement", everyone)
-        mean_loss, squared_norm, stop, save, *counts = everyone.tolist()
+        mean_loss, squared_norm, stop, save, *others = everyone.tolist()
         self.stop_asked, self.save_asked = stop > 0, save > 0
+        self.starved, counts = max(others[: self.world_size]), others[self.world_size :]
         names = [] if math.isfinite(mean_loss) else ["loss"]
         names += [f"table {name}" for name, count in zip(tables, counts, strict=True) if count > 0]
         # Their gradients are sums over ranks by now: the same on each.
@@ -329,6 +336,7 @@ class Trainer:
             examples_per_second=round(rate, 1),
             step_seconds=round(step_seconds, 6),
             waited_seconds=round(self.waited_seconds, 6),
+            starved=round(self.starved, 3),
             loss=self.position.loss_sum / max(self.position.loss_count, 1),
             **(self.data.lag() if isinstance(self.data, OnePassData) else {}),
         )

@@ -20,6 +20,7 @@ from service.web.charts.lines import Series, line_chart
 from service.web.content.job_rows import curve, job_row
 from service.web.report import charts_of, figures_of, report
 from service.web.request import DashboardRequest
+from trainer.runs import starvation
 from trainer.runs.events import EVENTS_FILE
 from trainer.runs.protocol import LOG_FILE
 from trainer.spec.stored_specs import StoredJob
@@ -51,6 +52,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
         "drift": document["drift"],
         "warnings": document["warnings"],
         **{name: (document["publication"] or {}).get(name) for name in ("comparison", "quality", "proposed_canary")},
+        "starved": starvation.in_words((job["progress"] or {}).get("starved")) if job["state"] == "running" else None,
         "loss": loss_chart(job),
         "charts": charts_of(document),
         "speed": await asyncio.to_thread(progress_charts, run_dir, job["attempt"]),

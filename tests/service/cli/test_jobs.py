@@ -139,6 +139,14 @@ def test_a_job_that_prepares_says_how_far_it_is(run: Run, served: Served, spec: 
     assert run("job", job_id, "--json").json["preparation"]["rows"] == 4_000_000
 
 
+def test_a_job_that_runs_says_that_it_is_starved(run: Run, served: Served, spec: Path):
+    job_id = run("submit", str(spec)).out.strip()
+    for state, share, told in (("running", 0.65, True), ("running", 0.1, False), ("succeeded", 0.65, False)):
+        served.set_job(job_id, state=state, progress={"epoch": 1, "epochs": 2, "starved": share})
+        said = "starved: the threads of a rank got 35% of the processor time that they wanted"
+        assert (said in run("job", job_id).out) == told, (state, share)
+
+
 def test_jobs_for_pipes_and_programs(run: Run, served: Served, spec: Path):
     job_id = run("submit", str(spec)).out.strip()
     served.set_job(job_id, state="running", progress={"epoch": 1, "epochs": 2})

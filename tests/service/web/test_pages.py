@@ -139,6 +139,12 @@ async def test_a_job_that_prepares_says_how_far_it_is(app, client, stranger, adm
             page = (await stranger.get(address)).text
             assert text in str(Text(page)), address
             assert ("waiting: reading rows, 20 percent" in page) == (figures is prepared)
+    for state in ("running", "succeeded"):
+        change = {"state": state, "preparation": None, "progress": {"epoch": 1, "epochs": 2, "starved": 0.65}}
+        async with app.state.database.write() as connection:
+            await connection.execute(tables.job.update().where(tables.job.c.id == ids["waiting"]).values(change))
+        page = (await stranger.get(f"/dashboard/jobs/{ids['waiting']}")).text
+        assert ("got 35% of the processor time that they wanted" in page) == (state == "running")
 
 
 async def test_pages_say_what_there_is(app, client, stranger, admin_key: str, settings: Settings):

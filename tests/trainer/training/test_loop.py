@@ -152,6 +152,27 @@ def test_waiting_for_batches_is_counted(data, small, monkeypatch):
     assert begun == [(0, 0), (1, steps - 1)]
 
 
+def test_the_processor_time_that_a_rank_lacks_is_told(data, small, monkeypatch):
+    """That of the rank that lacks most, whichever it is."""
+    monkeypatch.setattr("trainer.training.loop.Starvation.share", lambda self: 0.25)
+    told = []
+    trainer = trainer_of(small.job(), data, hooks=Hooks(lambda kind, **fields: told.append(fields.get("starved"))))
+    trainer.train()
+    assert set(filter(None, told)) == {0.25}
+    trainer.world_size = 2
+
+    def with_another(name, sent):
+        other = torch.zeros_like(sent)
+        other[5] = lacking
+        return sent + other
+
+    monkeypatch.setattr("trainer.training.loop.all_reduce", with_another)
+    for lacking in (0.7, 0.1):
+        assert trainer._agree(1, 0.5) == (0.5, 0.0)
+        assert trainer.starved == max(lacking, 0.25)
+        assert (trainer.stop_asked, trainer.save_asked) == (False, False)
+
+
 @pytest.mark.parametrize("stop_at", [3, 24, 25, 40])
 def test_no_reader_outlives_training(data, small, stop_at):
     """Whether it is cancelled inside an epoch, at its last step, when the next one's reader has begun, or ends."""
