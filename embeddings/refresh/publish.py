@@ -12,6 +12,7 @@ averaged and carried rows are computed when the gate or the writer of the versio
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -58,7 +59,7 @@ from embeddings.refresh.windows import shorter_than_before
 from embeddings.store import Collection, IdsErased, Store, StoreError, StoreUnavailable, VersionReader, ViewExists
 from embeddings.store.collection.erasure import ERASED_FILES, USERS
 from embeddings.store.generation_maps import GenerationMap
-from embeddings.store.views import PARAMETERS, default_view
+from embeddings.store.views import PARAMETERS, default_view, raw_view
 from embeddings.vectors.item_vectors import UNCERTAIN, Array, ItemVectors
 from embeddings.vectors.lazy_rows import Vectors
 from embeddings.vectors.user_vectors import UserVectors
@@ -415,7 +416,7 @@ def _copy_views(target: Collection, parent: VersionReader, generation: int) -> N
         if "map" in view:
             continue
         target.create_view(
-            view["name"], **{name: view[name] for name in PARAMETERS},
+            view["name"], **{name: view[name] for name in PARAMETERS if view[name] is not None},
             dim_in=view["dim_in"], anchor_generation=generation, materialized=view["materialized"],
         )  # fmt: skip
 
@@ -423,7 +424,10 @@ def _copy_views(target: Collection, parent: VersionReader, generation: int) -> N
 def _create_views(
     target: Collection, views: Sequence[ViewSettings], candidate: ItemVectors, generation: int
 ) -> list[str]:
-    """Create the default view and the requested views; return an error message for each that cannot be created."""
+    """Create the default views and the requested ones; return an error message for each that cannot be created.
+
+    The identity view is left out if a view of its name has other parameters, or is of another collection.
+    """
     views_of_run: list[ViewSettings] = list(views)
     default = default_view(target.name)
     if default not in {view.name for view in views_of_run} and not target.has_view(default, generation):
@@ -437,4 +441,8 @@ def _create_views(
             )  # fmt: skip
         except (ViewExists, ValueError) as error:  # an exponential view may have more anchors than there are items
             problems.append(str(error))
+    raw = raw_view(target.name)
+    if raw not in {view.name for view in views_of_run} and not target.has_view(raw, generation):
+        with contextlib.suppress(ViewExists):
+            target.create_view(raw, kind="identity", dim_in=candidate.dim, anchor_generation=generation)
     return problems

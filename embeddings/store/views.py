@@ -62,6 +62,11 @@ def default_view(collection: str) -> str:
     return f"{collection}_rff"[:63]
 
 
+def raw_view(collection: str) -> str:
+    """Return the name of the identity view that every published collection has, if no other view has this name."""
+    return f"{collection[:59]}_raw"
+
+
 def define_view(
     name: str,
     dim_in: int,

@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
@@ -181,12 +182,18 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        text = f"{value:.6g}"
+        return f"{Decimal(text):f}" if 1e-9 <= abs(value) < 1e15 else text
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={cell(item)}" for key, item in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(cell(item) for item in value)
     return str(value)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, as in ``1 row`` or ``2,500 rows``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def size(num_bytes: float) -> str:

@@ -136,7 +136,8 @@ def erase(
 ) -> None:
     """Remove the rows of ids from every kept version, and keep the ids out of later versions."""
     answer = ask(Client.erase, collection, ids, reason, users=users)
-    text = f"{collection}: {answer['rows']} rows erased from {len(answer['versions'])} versions"
+    rows, kept = output.counted(answer["rows"], "row"), output.counted(len(answer["versions"]), "version")
+    text = f"{collection}: {rows} erased from {kept}"
     output.print_answer(answer, text, as_json)
 
 
@@ -149,7 +150,7 @@ def readmit(
 ) -> None:
     """Allow erased ids to be published again, by the next run whose data contains them."""
     answer = ask(Client.readmit, collection, ids, reason, users=users)
-    output.print_answer(answer, f"{collection}: {answer['ids']} ids may be published again", as_json)
+    output.print_answer(answer, f"{collection}: {output.counted(answer['ids'], 'id')} may be published again", as_json)
 
 
 def fetch(
@@ -163,6 +164,9 @@ def fetch(
     ids: Annotated[list[str], typer.Argument(metavar="IDS...")],
     version: Annotated[str, typer.Option(help="A version, or `current`.")] = "current",
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The collection's vectors themselves, from its identity view.")
+    ] = False,
     file: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the vectors to FILE.parquet or FILE.arrow instead.")
     ] = None,
@@ -174,19 +178,20 @@ def fetch(
             f"--output {file}: the file name's ending chooses the format", "use .parquet or .arrow", output.USAGE
         )
     with Client() as client:
-        table = _table(client, name, ids, version, dtype)
+        table = _table(client, _raw_view(client, name) if raw else name, ids, version, dtype)
+    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    dim = table.schema.field("vector").type.list_size
+    source = f"version {metadata.get('version')}, view {metadata.get('view')}, {output.counted(dim, 'coordinate')}"
     if file is not None:
         _write(table, file)
-        output.note(f"{table.num_rows} rows written to {file}")
+        output.note(f"{output.counted(table.num_rows, 'row')}, {source}, written to {file}")
         return
-    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
     items = table.to_pylist()
     if as_json:
         output.print_json({"version": metadata.get("version"), "view": metadata.get("view"), "items": items})
         return
     rows = [{**item, "vector": _short(item["vector"])} for item in items]
-    dim = table.schema.field("vector").type.list_size
-    output.note(f"version {metadata.get('version')}, view {metadata.get('view')}, {dim} coordinates")
+    output.note(source)
     output.print_table(rows, output.headings("id", "status", "vector"), "no ids")
 
 
@@ -250,7 +255,9 @@ def recommend(
         "unknown": num_unknown,
     }  # fmt: skip
     unknown = f", {num_unknown} of whom it does not have" if num_unknown else ""
-    text = f"items of {collection} {manifest['version']} for {num_users} users{unknown} written to {out}"
+    text = (
+        f"items of {collection} {manifest['version']} for {output.counted(num_users, 'user')}{unknown} written to {out}"
+    )
     output.print_answer(answer, text, as_json)
 
 
@@ -344,6 +351,15 @@ def tower(
     output.print_answer(answer, text, as_json)
 
 
+def _raw_view(client: Client, collection: str) -> str:
+    """Return the name of a collection's identity view."""
+    views = client.collection(collection)["views"]
+    found = next((one["name"] for one in client.views() if one["name"] in views and one["kind"] == "identity"), None)
+    if found is None:
+        raise CommandError(f"'{collection}' has no identity view", "its next publication makes one; else without --raw")
+    return found
+
+
 def _table(client: Client, name: str, ids: list[str], version: str, dtype: str) -> pa.Table:
     """Fetch from the collection of this name, or from the view if the service knows no such collection."""
     if "@" in name:
@@ -398,7 +414,7 @@ def add_canary(
             labels = str(Path(labels).absolute())
         (answer,) = client.add_canary(collection, name, labels, id_column=id_column, label_column=label_column)["items"]
     text = (
-        f"canary {name}: {answer['num_items']} items, {len(answer['classes'])} classes, "
+        f"canary {name}: {answer['num_items']:,} items, {len(answer['classes'])} classes, "
         f"accuracy {answer['accuracy']:.3f} (most frequent class {answer['majority']:.3f})"
     )
     output.print_answer(answer, text, as_json)
@@ -453,7 +469,7 @@ def export_vectors(
             f"{file}: {error.strerror or error}", "name a file in a folder that you can write to"
         ) from None
     answer = {"collection": collection, "file": str(file), **exported._asdict()}
-    text = f"{exported.num_rows} vectors of {collection} {exported.version} written to {file}"
+    text = f"{output.counted(exported.num_rows, 'vector')} of {collection} {exported.version} written to {file}"
     output.print_answer(answer, text, as_json)
 
 

@@ -393,7 +393,7 @@ def test_the_third_honest_day_opens_a_generation_in_the_same_coordinates(
     assert np.sum(vectors["v000001"] * vectors["v000004"], axis=1).mean() > 0.8
     # The views are those of before, with the same frequencies, for whoever was fitted on them.
     after = {view["name"]: view for view in collection.views() if "map" not in view}
-    assert set(after) == {"items_rff", "wide", "mine"}
+    assert set(after) == {"items_raw", "items_rff", "wide", "mine"}
     for name, view in after.items():
         same = ("kind", "dim", "sigma", "seed", "frequencies", "dim_in", "materialized", "sha256")
         assert {field: view[field] for field in same} == {field: before[name][field] for field in same}
@@ -500,7 +500,7 @@ def test_a_view_that_the_releasing_run_brings_is_there_in_the_new_generation(
     refresh(base())
     end = refresh(noisy(elsewhere(), 1), Gate(max_held=1), models=MODELS, views=(View("new", sigma=0.5),))
     assert (end.status, end.anchor_generation) == ("published", 2)
-    assert {view["name"] for view in collection.views() if "map" not in view} == {"items_rff", "new"}
+    assert {view["name"] for view in collection.views() if "map" not in view} == {"items_raw", "items_rff", "new"}
 
 
 def test_a_held_version_that_is_damaged_holds_nothing_up(

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.refresh.procrustes import procrustes
-from embeddings.refresh.publish import Gate, MovingAverage, Settings, View
+from embeddings.refresh.publish import Gate, MovingAverage, RefreshRequest, Settings, View, publish_candidate
 from embeddings.store import Collection, Store, UnknownView, open_store
-from embeddings.vectors.item_vectors import CARRIED, CHUNK_ROWS, FOUND, unit_rows
+from embeddings.vectors.item_vectors import CARRIED, CHUNK_ROWS, FOUND, ItemVectors, unit_rows
 from tests.embeddings.refresh.refreshes import D, N, basis, cosines, geometry, publish, retrained, served
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def test_the_first_version_needs_no_parent(store: Store, collection: Collection)
 def test_the_default_view_is_published_all_the_same(store: Store, collection: Collection) -> None:
     publish(store, retrained(0), Settings(views=(View("wide", dim=64, sigma=1.0, frequencies="gaussian"),)))
     views = {view["name"]: view for view in collection.manifest()["views"]}
-    assert set(views) == {"items_rff", "wide"}
+    assert set(views) == {"items_raw", "items_rff", "wide"}
     default = views["items_rff"]
     assert (default["dim"], default["sigma"], default["frequencies"]) == (2 * D, 0.4, "orthogonal")
     assert len(default["sha256"]) == 64
@@ -53,6 +53,15 @@ def test_the_default_view_is_published_all_the_same(store: Store, collection: Co
     np.testing.assert_allclose(phi, np.hstack([np.cos(angles), np.sin(angles)]) / np.sqrt(D), atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(phi, axis=1), 1, atol=1e-6)
     assert collection.view_transform("wide", h).shape == (N, 64)
+    np.testing.assert_array_equal(collection.view_transform("items_raw", h), h)
+
+
+def test_a_collection_goes_without_a_raw_view_whose_name_is_taken(store: Store, collection: Collection) -> None:
+    publish(store, retrained(0), Settings(views=(View("songs_raw", sigma=0.9),)))
+    songs = publish_candidate(store, "songs", RefreshRequest(ItemVectors(np.arange(N), retrained(1)), Settings()))
+    assert songs.status == "published"
+    assert [view["name"] for view in store.collection("songs").views()] == ["songs_rff"]
+    assert collection.view("songs_raw")["sigma"] == 0.9
 
 
 def test_settings_of_a_job_spec_are_taken_as_they_are(store: Store, collection: Collection) -> None:
@@ -61,7 +70,7 @@ def test_settings_of_a_job_spec_are_taken_as_they_are(store: Store, collection: 
     spec = Publish.model_validate({"collection": "items", "feature": "item", "views": [{"name": "v", "sigma": 0.5}]})
     assert publish(store, retrained(0), spec).status == "published"
     assert publish(store, retrained(1), spec).status == "published"
-    assert {view["name"] for view in collection.views()} == {"items_rff", "v"}
+    assert {view["name"] for view in collection.views()} == {"items_raw", "items_rff", "v"}
 
 
 # --- a good refresh ---------------------------------------------------------------------------------------------------
@@ -213,7 +222,7 @@ def test_views_that_only_the_old_generation_has(store: Store, collection: Collec
     collection.create_view("mine", sigma=0.7)
     end = publish(store, retrained(1, base=geometry(0, N, 12)), Settings(gate=Gate("report")))
     assert (end.status, end.anchor_generation) == ("published", 2)
-    assert [view["name"] for view in collection.views()] == ["items_rff"]
+    assert [view["name"] for view in collection.views()] == ["items_raw", "items_rff"]
     with pytest.raises(UnknownView, match="retrain its consumers"):
         collection.view("mine")
     assert collection.view("mine", "v000001")["sigma"] == 0.7
@@ -257,7 +266,7 @@ def test_a_view_that_changes_under_its_consumers_holds_the_refresh(store: Store,
     assert collection.current() == "v000001"
     # A view that the spec no longer names goes on, and so does a default view that was once given otherwise.
     assert publish(store, retrained(1)).status == "published"
-    assert {view["name"] for view in collection.views()} == {"items_rff", "v"}
+    assert {view["name"] for view in collection.views()} == {"items_raw", "items_rff", "v"}
 
 
 # --- string ids -------------------------------------------------------------------------------------------------------

@@ -130,6 +130,22 @@ def test_sizes(num_bytes: float, text: str):
     assert output.size(num_bytes) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1234567.0, "1234570"), (0.00001, "0.00001"), (0.5, "0.5"), (0.0, "0"), (-2.5e-7, "-0.00000025"),
+        (1e300, "1e+300"), (float("inf"), "inf"), (3, "3"), (None, ""), (True, "yes"),
+    ],
+)  # fmt: skip
+def test_numbers_are_written_without_exponents(value: object, text: str):
+    assert output.cell(value) == text
+
+
+def test_nouns_agree_with_their_number():
+    counted = [output.counted(*one) for one in ((1, "row"), (0, "row"), (2500, "row"), (2, "class"))]
+    assert counted == ["1 row", "0 rows", "2,500 rows", "2 classes"]
+
+
 def test_a_terminal_gets_tables_and_a_progress_bar(served: Served, spec: Path):
     """On a pseudo-terminal: colours and columns instead of tabs, a bar while waiting."""
 

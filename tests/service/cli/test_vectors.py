@@ -36,6 +36,11 @@ def test_versions_fetch_and_promote(run: Run, served: Served, tmp_path: Path):
     assert (items["version"], items["view"]) == (first, "films_rff")
     assert len(items["items"][0]["vector"]) == 16
     assert items["items"][1] == {"id": 11, "status": "missing", "vector": None}
+    refused = run("fetch", "films", "10", "--raw")
+    assert (refused.code, "'films' has no identity view" in refused.err) == (1, True)
+    published.store_at(served.settings).collection("films").create_view("films_raw", kind="identity")
+    raw = run("fetch", "films", "10", "--raw", "--json").json
+    assert (raw["view"], len(raw["items"][0]["vector"])) == ("films_raw", published.DIM)
     refused = run("promote", "films", held, "--reason", "trying")
     assert refused.code == 1
     assert "--override-gate" in refused.err
@@ -45,7 +50,9 @@ def test_versions_fetch_and_promote(run: Run, served: Served, tmp_path: Path):
     assert run("versions", "films", "--json").json[-1]["state"] == "published"
     for ending in (".parquet", ".arrow"):
         file = tmp_path / f"vectors{ending}"
-        assert run("fetch", "films", "10", "11", "-o", str(file)).code == 0
+        done = run("fetch", "films", "10", "11", "-o", str(file))
+        assert done.code == 0
+        assert done.err == f"2 rows, version {first}, view films_rff, 16 coordinates, written to {file}\n"
         table = pq.read_table(file) if ending == ".parquet" else pa.ipc.open_file(file).read_all()
         assert table.column("id").to_pylist() == [10, 11]
     assert run("fetch", "films", "10", "-o", str(tmp_path / "vectors.csv")).code == 2
