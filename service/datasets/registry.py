@@ -99,7 +99,8 @@ def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
     yield from spec.label_columns.items()
     if spec.filter is not None:
         yield from (("filter", column) for column in filter_columns(spec.filter))
-    for field, column in {"order": spec.order, "timestamp": spec.timestamp, "partition": spec.partition_column}.items():
+    days = None if spec.partition is None else spec.partition_column
+    for field, column in {"order": spec.order, "timestamp": spec.timestamp, "partition": days}.items():
         if column is not None:
             yield field, column
 

@@ -285,7 +285,9 @@ class Attempt:
         shares = self.sharded.shares()
         position = self.resumed.position
         self.reporter.emit("state", state="running")
-        for note in [] if self.inherited is None else self.inherited.optimizer_notes:
+        inputs = self.job.model.inputs_in_words(self.run.dataset)
+        notes = [] if self.inherited is None else self.inherited.optimizer_notes
+        for note in notes if inputs is None else [inputs, *notes]:
             self.reporter.emit("info", message=note)
         if self.resumed.history:
             self.reporter.emit("history", metrics=list(self.resumed.history))

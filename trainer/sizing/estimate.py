@@ -111,7 +111,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     total_bytes = memory.total * workers + RUN_BYTES
     step_seconds = _seconds_per_step(job, ids, shape)
     bound = "distinct ids of all splits" if exact else "a bound from file statistics"
-    rows = sum(table.rows for table in memory.by_table.values())
+    rows, inputs = sum(table.rows for table in memory.by_table.values()), job.model.inputs_in_words(dataset)
     estimated = Estimate(
         rows=num_rows,
         tables={
@@ -136,6 +136,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
             f"all ranks and the run's other processes = {workers} x {memory.total:,} + {RUN_BYTES:,} = {total_bytes:,}",
             f"steps per epoch = {train_examples:,} training examples / batch size {job.batch_size:,} = {steps:,}",
             f"seconds per epoch = {steps:,} steps x {step_seconds * 1000:.1f} ms (rough: within a factor of 3)",
+            *([] if inputs is None else [inputs]),
         ],
     )
     estimated.memory, estimated.exact = memory, exact

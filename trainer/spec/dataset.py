@@ -332,8 +332,8 @@ class DatasetSpec(Spec):
     working directory of the process that reads it. Or it is a topic, whose ``messages`` hold the rows. A ``join`` or
     ``graph`` uri without a directory is looked up in the directory of ``uri``.
 
-    ``partition`` names the column of days by which a job's window selects rows. Days are in UTC, unless a time zone is
-    given together with the column.
+    ``partition`` names the column of days by which a job's window selects rows; default: ``timestamp``. Days are in
+    UTC, unless a time zone is given together with the column.
 
     Each row has one ``label``, or, for models of several labels, several ``labels``, each with a name. ``weight`` names
     a column of numbers that are at least 0: in training a row of weight 2 counts as two rows.
@@ -405,7 +405,9 @@ class DatasetSpec(Spec):
 
     @property
     def partition_column(self) -> str | None:
-        """The column of days, if any."""
+        """The column of days: the partition column, else the column of times, if any."""
+        if self.partition is None:
+            return self.timestamp
         return self.partition.column if isinstance(self.partition, Partition) else self.partition
 
     @property

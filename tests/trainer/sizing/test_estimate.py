@@ -15,6 +15,7 @@ from trainer.sizing import estimate as module
 from trainer.sizing.estimate import estimate
 from trainer.sizing.memory import PUBLISHED_ID_BYTES
 from trainer.spec import Optimizer, parse_dataset, parse_job
+from trainer.spec.problems import InvalidFieldsError
 
 JOB = {
     "name": "job",
@@ -111,8 +112,20 @@ def test_window_and_negatives(dataset):
     window = parse_job({**JOB, "dataset": {"name": "log", "window": {"start": "2026-01-02", "days": 2}}})
     assert estimate(window, dataset)["rows"] == 2000
     document = dataset.model_dump(mode="json")
+    # Without a partition column, days are those of the timestamp.
+    timed = parse_dataset({**document, "partition": None})
+    assert estimate(window.against(timed), timed)["rows"] == 2000
+    with pytest.raises(InvalidFieldsError, match="has neither partition nor timestamp"):
+        window.against(parse_dataset({**document, "partition": None, "timestamp": None}))
     drawn = parse_dataset({**document, "label": {"negatives": {"of": "item", "per_positive": 3}}})
     assert estimate(parse_job(JOB), drawn)["steps_per_epoch"] == 160  # 5000 x 4 x 0.8 / 100
+
+
+def test_the_features_of_each_tower_are_named(dataset):
+    two_tower = parse_job({**JOB, "model": {"kind": "two_tower", "embedding_dim": 8}})
+    said = "the user tower reads user, query, history; an item is the row of its id"
+    assert estimate(two_tower, dataset)["arithmetic"][-1] == said
+    assert "tower" not in " ".join(estimate(parse_job(JOB), dataset)["arithmetic"])
 
 
 def test_large_files_are_bounded_from_statistics(dataset, monkeypatch):

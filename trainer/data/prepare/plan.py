@@ -309,7 +309,7 @@ def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
     """Return the window of days whose rows a job reads; None if the job has no window.
 
     Raises:
-        DataError: the window's start is a template that a schedule must fill in, or there is no partition column.
+        DataError: the window's start is a template that a schedule must fill in, or no column has days or times.
     """
     window = job.dataset.window
     if window is None:
@@ -321,9 +321,8 @@ def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
             remedy="submit it through a schedule, or give a date (YYYY-MM-DD)",
         )
     if dataset.partition_column is None:
-        raise DataError(
-            "has no partition column", where=f"dataset '{dataset.name}'", remedy="set partition, or leave window out"
-        )
+        what = "has neither partition nor timestamp"
+        raise DataError(what, where=f"dataset '{dataset.name}'", remedy="set one, or leave window out")
     last = datetime.date.fromisoformat(window.start)
     first, keeps_undated = last - datetime.timedelta(days=window.days - 1), dataset.max_bad_rows is not None
     return Window(dataset.partition_column, first, last, dataset.partition_zone, keeps_undated)

@@ -24,7 +24,7 @@ from trainer.data.errors import DataError
 from trainer.data.sources.readers.base import beginnings
 from trainer.data.sources.source import Source, local_path
 from trainer.data.sources.times import DATE, ZONED, read_days, read_times
-from trainer.spec import parse_dataset
+from trainer.spec import parse_dataset, parse_job
 
 SAMPLE_ROWS = 1_000_000
 SAMPLE_BYTES = 2**25
@@ -240,9 +240,11 @@ def job_of(document: dict[str, Any]) -> dict[str, Any]:
     return job | ({"publish": {"collection": "items", "feature": "item"}} if is_pair else {})
 
 
-def job_as_yaml(job: dict[str, Any]) -> str:
+def job_as_yaml(job: dict[str, Any], dataset: dict[str, Any]) -> str:
     """Return a job as the YAML document that follows its dataset."""
     lines = ["---", "# learning_rate and batch_size suit some ten thousand rows: millions take .001 and 2048."]
+    inputs = parse_job(job).model.inputs_in_words(parse_dataset(dataset))
+    lines += [] if inputs is None else [f"# {inputs[:1].upper()}{inputs[1:]}."]
     return "\n".join([*lines, *(f"{key}: {_flow(value)}" for key, value in job.items())]) + "\n"
 
 

@@ -212,8 +212,9 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     names = ", ".join(sorted(dataset.features))
     if job.dataset.name != dataset.name:
         yield FieldProblem("dataset.name", f"the job names '{job.dataset.name}', the dataset is '{dataset.name}'")
-    if job.dataset.window is not None and dataset.partition is None:
-        yield FieldProblem("dataset.window", f"dataset '{dataset.name}' has no partition column")
+    if job.dataset.window is not None and dataset.partition_column is None:
+        why = f"dataset '{dataset.name}' has neither partition nor timestamp"
+        yield FieldProblem("dataset.window", why, "name the column of days, or of times, in one of them")
     inputs, looked_up = dataset.features | dataset.joined_features, job.model.looked_up(dataset)
     for feature, sse in job.sse.items():
         if feature != "label" and feature not in inputs:

@@ -248,6 +248,10 @@ class ModelSpec(Spec):
             why = f"zero gives {self.kind} no gradient, because all its scores are products"
             yield FieldProblem("model.init.kind", why, "use hash or normal")
 
+    def inputs_in_words(self, dataset: DatasetSpec) -> str | None:
+        """Return a sentence that names the features of each tower; None for a model without two towers."""
+        return None
+
     def collapse_remedy(self, dataset: DatasetSpec) -> str:
         """Return the remedy for published vectors that lie along few directions."""
         if self.determines_vectors:

@@ -79,6 +79,12 @@ class TwoTowerSpec(TowerSpec):
     def wider_vectors_problem(self) -> str | None:
         return "normalize scales vectors by all their columns" if self.normalize else self.counts_columns
 
+    def inputs_in_words(self, dataset: DatasetSpec) -> str | None:
+        item = ["item", *(() if dataset.items is None else dataset.items.features)]
+        user = [name for name in dataset.features if name != "item"]
+        of_item = f"the item tower {', '.join(item)}" if len(item) > 1 else "an item is the row of its id"
+        return f"the user tower reads {', '.join(user)}; {of_item}"
+
     def collapse_remedy(self, dataset: DatasetSpec) -> str:
         if dataset.items is None:
             return super().collapse_remedy(dataset)

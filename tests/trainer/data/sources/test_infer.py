@@ -392,7 +392,9 @@ def test_an_item_table_and_a_job_are_proposed(tmp_path):
     assert proposal.document["items"] == {"uri": str(items), "on": "sku", "features": features}
     assert "'brand' is read from the item table, not from the rows" in proposal.notes
     spec = tmp_path / "mine.yaml"
-    spec.write_text(as_yaml(proposal.document, proposal.notes) + job_as_yaml(job_of(proposal.document)))
+    text = job_as_yaml(job_of(proposal.document), proposal.document)
+    assert "# The user tower reads user; the item tower item, brand, kind, price.\n" in text
+    spec.write_text(as_yaml(proposal.document, proposal.notes) + text)
     dataset, job = load_documents(spec)
     assert job.against(dataset).model.loss == "sampled_softmax"
     assert (job.publish.collection, job.publish.feature) == ("items", "item")
