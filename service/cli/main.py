@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,15 +72,26 @@ def train(context: typer.Context) -> None:
 
 
 @app.command()
-def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
+def validate(
+    spec: SpecFile,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Show what so many rows would need, and read no data; goes with --ids.")
+    ] = None,
+    ids: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE=NUMBER", help="Number of distinct ids of a table, for --rows.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
     """Check a spec against its dataset, and show the resources that a run would need. Runs nothing."""
     from trainer.spec import load_documents
 
     dataset, job = load_documents(spec)
-    if job is None:
+    if rows is not None or ids:
+        answer = _estimate_of_numbers(spec, dataset, job, rows, ids or [])
+    elif job is None:
         assert dataset is not None
         _check_files(dataset)
-        answer: dict[str, Any] = {"valid": True, "dataset": dataset.name, "job": None}
+        answer = {"valid": True, "dataset": dataset.name, "job": None}
     elif dataset is not None:
         job = job.against(dataset)
         _check_parent(job, dataset)
@@ -106,6 +117,26 @@ def validate(spec: SpecFile, as_json: JsonFlag = False) -> None:
     if answer.get("estimate"):
         _print_estimate(answer["estimate"])
     typer.echo("valid")
+
+
+def _estimate_of_numbers(
+    spec: Path, dataset: DatasetSpec | None, job: JobSpec | None, rows: int | None, ids: Sequence[str]
+) -> dict[str, Any]:
+    """Return the answer of ``validate`` for numbers of rows and ids, without data."""
+    from trainer.sizing.estimate import Counts, estimate
+
+    if dataset is None or job is None:
+        raise CommandError(f"{spec}: --rows and --ids need a dataset and a job", "put both into the file", USAGE)
+    counts = dict(one.rpartition("=")[::2] for one in ids)
+    if rows is None or not all(name and number.isdecimal() for name, number in counts.items()):
+        example = "such as --rows 1000000 --ids user=50000 --ids item=9000"
+        raise CommandError("--rows and --ids go together", example, USAGE)
+    job = job.against(dataset)
+    try:
+        prediction = estimate(job, dataset, counts=Counts(rows, {name: int(one) for name, one in counts.items()}))
+    except ValueError as error:
+        raise CommandError(str(error), code=USAGE) from None
+    return {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": prediction}
 
 
 def _check_parent(job: JobSpec, dataset: DatasetSpec) -> None:

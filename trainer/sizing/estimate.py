@@ -6,7 +6,7 @@ Figures are upper bounds or rough predictions, and each comes with its arithmeti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.vocabulary import DistinctIds
@@ -77,7 +77,16 @@ class Estimate(dict[str, Any]):
     exact: bool
 
 
-def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -> Estimate:
+class Counts(NamedTuple):
+    """Numbers of rows, and of distinct ids by table, for an estimate without data."""
+
+    rows: int
+    ids: Mapping[str, int]
+
+
+def estimate(
+    job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None, counts: Counts | None = None
+) -> Estimate:
     """Predict rows and bytes per table, steps per epoch, memory and time of ``job`` on ``dataset``.
 
     If there are at most EXACT_ROWS rows, it reads the id columns once to count distinct ids.
@@ -86,12 +95,13 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
         job: the job.
         dataset: its dataset.
         gpu_bytes: memory of each rank's GPU; None: not known.
+        counts: numbers to take in the place of the data's; None: the data are read.
 
     Raises:
         DataError: the data have an error for which the run itself would fail.
+        ValueError: ``counts`` lacks a table of the job, or has one that it does not have.
     """
-    plan = make_plan(dataset, job)
-    num_rows, distinct, exact = _distinct(plan)
+    num_rows, distinct, exact = _distinct(make_plan(dataset, job)) if counts is None else _given(job, dataset, counts)
     workers = job.resources.num_workers
     ids = ids_per_example(job, dataset)
     rows_of = {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}
@@ -100,7 +110,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     memory = rank_memory(job, rows_of, ids, graphs, gpu_bytes, shape=shape)
     split = job.evaluation.split
     negatives = dataset.negatives
-    examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not plan.is_bpr else 0))
+    examples = num_rows * (1 + (negatives.per_positive if negatives is not None and not job.model.draws_partner else 0))
     # per_user_last holds out rows of each user. The number of users is unknown here: assume that no row is held out.
     held = 0.0 if split.kind == "per_user_last" else split.validation + split.test
     train_examples = max(1, int(examples * (1.0 - held)))
@@ -111,6 +121,7 @@ def estimate(job: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None = None) -
     total_bytes = memory.total * workers + RUN_BYTES
     step_seconds = _seconds_per_step(job, ids, shape)
     bound = "distinct ids of all splits" if exact else "a bound from file statistics"
+    bound = bound if counts is None else "numbers given"
     rows, inputs = sum(table.rows for table in memory.by_table.values()), job.model.inputs_in_words(dataset)
     estimated = Estimate(
         rows=num_rows,
@@ -193,6 +204,17 @@ def _distinct(plan: DataPlan) -> tuple[int, dict[str, int], bool]:
         for use in uses:
             distinct[use.domain].add(use.read(chunk, plan.kinds[use.domain])[0])
     return counted, {table: len(ids.sorted()) for table, ids in distinct.items()}, True
+
+
+def _given(job: JobSpec, dataset: DatasetSpec, counts: Counts) -> tuple[int, dict[str, int], bool]:
+    """Return ``counts`` in the form of :func:`_distinct`."""
+    features = dataset.joined_features
+    tables = dict.fromkeys(features[name].shares or name for name in job.model.looked_up(dataset))
+    lacking, strange = [name for name in tables if name not in counts.ids], sorted(set(counts.ids) - set(tables))
+    if lacking or strange:
+        what = f"no number of ids for {', '.join(lacking)}" if lacking else f"no table {', '.join(strange)}"
+        raise ValueError(f"{what}: give one for each table of the job ({', '.join(tables)})")
+    return counts.rows, {name: counts.ids[name] for name in tables}, False
 
 
 def _bounds(plan: DataPlan, num_rows: int) -> dict[str, int]:

@@ -70,6 +70,26 @@ def test_validate_shows_what_a_run_would_take(run: Run, served: Served, spec: Pa
     assert run("jobs", "--name", "alone", "--json").json == []
 
 
+def test_validate_takes_numbers_in_the_place_of_data(run: Run, served: Served, tmp_path: Path):
+    dataset = serving.dataset(served.data) | {"uri": "not/there.parquet"}
+    file = str(serving.write_spec(tmp_path / "large.yaml", dataset, serving.job()))
+    numbers = ["--rows", "100000000", "--ids", "user=30000000", "--ids", "item=20000000"]
+    answer = run("validate", file, *numbers, "--json").json["estimate"]
+    assert answer["rows"] == 100_000_000
+    assert {name: table["rows"] for name, table in answer["tables"].items()} == {"user": 30_000_002, "item": 20_000_002}
+    assert answer["peak_memory_bytes"] > answer["table_bytes_per_rank"] >= 50_000_000 * 16 * 4
+    assert "table rows = numbers given" in run("validate", file, *numbers).err
+    for arguments, says in (
+        (numbers[:4], "no number of ids for item: give one for each table of the job (user, item)"),
+        ([*numbers, "--ids", "brand=5"], "no table brand: give one for each table of the job (user, item)"),
+        ([*numbers[:2], "--ids", "user=many"], "--rows and --ids go together"),
+        (numbers[2:], "--rows and --ids go together"),
+    ):
+        done = run("validate", file, *arguments)
+        assert (done.code, says in done.err) == (2, True), done.err
+    assert run("validate", str(serving.write_spec(tmp_path / "job.yaml", serving.job())), *numbers).code == 2
+
+
 def test_validate_compares_a_job_with_its_parent(run: Run, served: Served, tmp_path: Path):
     dataset, parent = serving.dataset(served.data), served.home / "runs" / "parent"
     (parent / "checkpoints").mkdir(parents=True)
