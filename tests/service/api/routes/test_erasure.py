@@ -180,7 +180,7 @@ def test_from_the_command_line_and_from_python(
     assert run("erase", "films", "10", "20", "--reason", "they asked")[:2] == (
         0, "films: 4 rows erased from 2 versions\n",
     )  # fmt: skip
-    assert run("readmit", "films", "10", "--reason", "back")[:2] == (0, "films: 1 ids may be published again\n")
+    assert run("readmit", "films", "10", "--reason", "back")[:2] == (0, "films: 1 id may be published again\n")
     code, out, _ = run("erase", "films", "30", "--reason", "they asked", "--json")
     assert code == 0
     assert re.search(r'"rows": ?2', out)
