@@ -354,7 +354,8 @@ def tower(
 def _raw_view(client: Client, collection: str) -> str:
     """Return the name of a collection's identity view."""
     views = client.collection(collection)["views"]
-    found = next((one["name"] for one in client.views() if one["name"] in views and one["kind"] == "identity"), None)
+    identities = (one["name"] for one in client.views() if one["kind"] == "identity" and "map" not in one)
+    found = next((name for name in identities if name in views), None)
     if found is None:
         raise CommandError(f"'{collection}' has no identity view", "its next publication makes one; else without --raw")
     return found
