@@ -1,0 +1,115 @@
+"""Real sinks for tests and what their readers see: a directory of LanceDB, a schema of a PostgreSQL with pgvector."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+POSTGRES = os.environ.get("EVENKEEL_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test").replace("+asyncpg", "")
+KINDS = ("lancedb", "postgresql")
+
+
+class Readable:
+    """A sink's URL, and its tables as readers see them."""
+
+    url: str
+
+    def rows(self, table: str) -> dict[Any, tuple[str, float, list[float], str]] | None:
+        """{id: (status, norm, vector, version)} of one read; None without such a table."""
+        raise NotImplementedError
+
+    def holds_text(self, text: str) -> bool:
+        """True if any table, of whatever version, has ``text`` in a row."""
+        raise NotImplementedError
+
+    def make_other(self, table: str) -> None:
+        """Make a table that is not Evenkeel's."""
+        raise NotImplementedError
+
+
+class OfLanceDB(Readable):
+    def __init__(self, directory: Path):
+        self.directory, self.url = directory, f"lancedb://{directory}"
+
+    def rows(self, table: str) -> dict[Any, tuple[str, float, list[float], str]] | None:
+        import lancedb
+
+        try:
+            read = lancedb.connect(self.directory).open_table(table).to_arrow().to_pydict()
+        except ValueError:
+            return None
+        return dict(zip(read["id"], zip(*(read[name] for name in _COLUMNS), strict=True), strict=True))
+
+    def holds_text(self, text: str) -> bool:
+        return any(text.encode() in file.read_bytes() for file in self.directory.rglob("*") if file.is_file())
+
+    def make_other(self, table: str) -> None:
+        import lancedb
+
+        lancedb.connect(self.directory).create_table(table, [{"a": 1}])
+
+
+class OfPostgreSQL(Readable):
+    def __init__(self, schema: str):
+        self.schema, self.url = schema, f"{POSTGRES}?schema={schema}"
+
+    def rows(self, table: str) -> dict[Any, tuple[str, float, list[float], str]] | None:
+        try:
+            read = self.ask(f'SELECT id, status, norm, vector::real[], version FROM {self.schema}."{table}"')
+        except asyncpg.UndefinedTableError:
+            return None
+        return {id_: tuple(others) for id_, *others in read}
+
+    def holds_text(self, text: str) -> bool:
+        return any(
+            self.ask(f"SELECT 1 FROM {self.schema}.\"{name}\" t WHERE t::text LIKE '%{text}%'")
+            for (name,) in self.ask(f"SELECT tablename FROM pg_tables WHERE schemaname = '{self.schema}'")
+        )
+
+    def make_other(self, table: str) -> None:
+        self.ask(f'CREATE SCHEMA IF NOT EXISTS {self.schema}; CREATE TABLE {self.schema}."{table}" (a int)')
+
+    def ask(self, statement: str) -> list[Any]:
+        async def asked() -> list[Any]:
+            connection = await asyncpg.connect(POSTGRES)
+            try:
+                if ";" not in statement:
+                    return list(await connection.fetch(statement))
+                await connection.execute(statement)
+                return []
+            finally:
+                await connection.close()
+
+        return asyncio.run(asked())
+
+
+_COLUMNS = ("status", "norm", "vector", "version")
+
+
+@contextlib.contextmanager
+def readable(kind: str, folder: Path) -> Iterator[Readable]:
+    """A sink of this kind without tables; skips where it cannot be had."""
+    if kind == "lancedb":
+        pytest.importorskip("lancedb", reason="lancedb is not installed")
+        yield OfLanceDB(folder / "lance")
+        return
+    sink = OfPostgreSQL(f"sinks_{uuid.uuid4().hex[:12]}")
+    try:
+        has_it = sink.ask("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'")
+    except (OSError, asyncpg.PostgresError, TimeoutError) as error:
+        pytest.skip(f"no PostgreSQL at {POSTGRES}: {error}")
+    if not has_it:
+        pytest.skip(f"no pgvector at {POSTGRES}")
+    # Schemas of tests go, and the extension stays.
+    with contextlib.suppress(asyncpg.UniqueViolationError):
+        sink.ask("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public;")
+    yield sink
+    sink.ask(f"DROP SCHEMA IF EXISTS {sink.schema} CASCADE;")
