@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,41 +39,45 @@ class ConfiguredSink:
         """Return the sink; a server is contacted on first use.
 
         Raises:
-            SinkError: the URL is invalid, or the package of its scheme is not installed.
+            SinkError: the URL is invalid, a variable that it names is not set, or the package of its scheme is missing.
         """
+        missing = [variable for variable in _VARIABLE.findall(self.url) if variable not in os.environ]
+        if missing:
+            raise SinkError(f"sink '{self.name}': its url names {', '.join(missing)}: set it in the environment")
+        whole = _VARIABLE.fullmatch(self.url)
+        # A part of a URL, such as a password, is quoted.
+        url = os.environ[whole[1]] if whole else _VARIABLE.sub(lambda part: quote(os.environ[part[1]], ""), self.url)
         try:
-            return open_sink(self.url)
+            return open_sink(url)
         except (ValueError, ImportError) as error:
             raise SinkError(f"sink '{self.name}': {error}") from None
 
 
-def read_sinks(path: str | Path | None, environment: Mapping[str, str] | None = None) -> dict[str, ConfiguredSink]:
+def read_sinks(path: str | Path | None) -> dict[str, ConfiguredSink]:
     """Return the sinks of a file by their names; none if ``path`` is None or empty.
-
-    ``environment`` has the variables that URLs name as ``${NAME}``; None: those of this process.
 
     Raises:
         SinkError: the file cannot be read, or an entry is invalid; the message names the entry.
     """
     if not path:
         return {}
+    where = f"{SINKS_VARIABLE}: {path}"
     try:
         document = yaml.safe_load(Path(path).read_text("utf-8")) or {}
     except (OSError, UnicodeDecodeError) as error:
-        raise SinkError(
-            f"{SINKS_VARIABLE}: {path} cannot be read: {error}: name a file of sinks, or unset it"
-        ) from None
+        raise SinkError(f"{where} cannot be read: {error}: name a file of sinks, or unset it") from None
     except yaml.YAMLError as error:
-        raise SinkError(f"{SINKS_VARIABLE}: {path} is no YAML: {' '.join(str(error).split())}") from None
+        # The lines that the parser shows may hold a password.
+        place = getattr(error, "problem_mark", None)
+        raise SinkError(
+            f"{where} is no YAML{'' if place is None else f', line {place.line + 1}'}: correct it"
+        ) from None
     if not isinstance(document, dict):
-        raise SinkError(f"{SINKS_VARIABLE}: {path}: write NAME: {{url: URL}} for each sink")
-    variables = os.environ if environment is None else environment
-    return {
-        str(name): _configured(f"{path}: sink '{name}'", name, entry, variables) for name, entry in document.items()
-    }
+        raise SinkError(f"{where}: write NAME: {{url: URL}} for each sink")
+    return {str(name): _configured(f"{where}: sink '{name}'", name, entry) for name, entry in document.items()}
 
 
-def _configured(where: str, name: Any, entry: Any, variables: Mapping[str, str]) -> ConfiguredSink:
+def _configured(where: str, name: Any, entry: Any) -> ConfiguredSink:
     if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
         raise SinkError(f"{where}: name it by [a-z0-9][a-z0-9_-]{{0,62}}")
     if not isinstance(entry, dict) or not isinstance(entry.get("url"), str):
@@ -82,10 +85,4 @@ def _configured(where: str, name: Any, entry: Any, variables: Mapping[str, str])
     unknown = sorted(map(str, entry.keys() - set(_FIELDS)))
     if unknown:
         raise SinkError(f"{where}: {', '.join(unknown)}: no such field: a sink has {' and '.join(_FIELDS)}")
-    missing = [variable for variable in _VARIABLE.findall(entry["url"]) if variable not in variables]
-    if missing:
-        raise SinkError(f"{where}: url names {', '.join(missing)}, which the environment does not have: set it")
-    whole = _VARIABLE.fullmatch(entry["url"])
-    # A part of a URL, such as a password, is quoted.
-    url = variables[whole[1]] if whole else _VARIABLE.sub(lambda part: quote(variables[part[1]], ""), entry["url"])
-    return ConfiguredSink(name, str(entry.get("tenant", "default")), url)
+    return ConfiguredSink(name, str(entry.get("tenant", "default")), entry["url"])

@@ -26,6 +26,8 @@ log = logging.getLogger("evenkeel.sinks")
 KIND = "sink"
 """Kind of the collection's settings with the state of each sink."""
 BATCH_ROWS = 8192
+BUSY_SECONDS = 60.0
+"""Longest wait for another process that is loading a sink; a server may take some seconds to see that it was killed."""
 LOOK_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 60.0
 """Longest pause after a sink that failed."""
@@ -94,6 +96,18 @@ def sync(collection: Collection, name: str, sink: Sink) -> bool:
         document = now
         if not is_behind(collection, document):
             return has_loaded
+
+
+def sync_when_free(collection: Collection, name: str, sink: Sink, seconds: float = BUSY_SECONDS) -> bool:
+    """Do as ``sync``, and wait up to ``seconds`` for another process that is loading the sink."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return sync(collection, name, sink)
+        except SinkBusy:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _switched_at(collection: Collection) -> str | None:
@@ -203,7 +217,7 @@ def wait(collection: Collection, names: Names[str], seconds: float, pause: Calla
 
 
 class SinkFollower:
-    """Threads that keep sinks up to date between ``start`` and ``stop``, one for each sink: a slow one delays no other.
+    """Threads that keep sinks up to date from ``start`` to ``stop``, one for each sink: a slow one delays no other.
 
     Args:
         sinks: the operator's sinks.
@@ -211,48 +225,49 @@ class SinkFollower:
     """
 
     def __init__(self, sinks: Iterable[ConfiguredSink], store_of: Callable[[str], Store]):
-        self._sinks, self._store_of = list(sinks), store_of
+        self._followed = [_Followed(sink, store_of) for sink in sinks]
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        for configured in self._sinks:
-            # Daemon threads, so that the process can exit during a load, which the next process then does again.
-            threading.Thread(target=self._run, args=(configured,), name=f"sink-{configured.name}", daemon=True).start()
+        for followed in self._followed:
+            # Daemon threads: the process can exit during a load, and the next one does it again.
+            threading.Thread(target=self._run, args=(followed,), name=f"sink-{followed.name}", daemon=True).start()
 
     def stop(self) -> None:
         self._stopped.set()
 
-    def _run(self, configured: ConfiguredSink) -> None:
-        one = _OneSink(configured, self._store_of)
+    def _run(self, followed: _Followed) -> None:
         while not self._stopped.is_set():
-            one.look()
+            followed.look()
             self._stopped.wait(LOOK_SECONDS)
 
 
-class _OneSink:
-    """One sink and its collections; it remembers which ones it has compared, and when to try failed ones again."""
+class _Followed:
+    """One sink and the collections that it follows.
+
+    Attributes:
+        name: the sink's name.
+    """
 
     def __init__(self, configured: ConfiguredSink, store_of: Callable[[str], Store]):
+        self.name = configured.name
         self._configured, self._store_of = configured, store_of
         self._sink: Sink | None = None
         self._compared: set[str] = set()
         self._pauses: dict[str, tuple[float, float]] = {}
 
     def look(self) -> None:
-        """Bring the sink up to date for each collection that it follows, unless the last failure was just now."""
+        """Bring the sink up to date for each collection, unless its last failure was just now."""
         try:
             store = self._store_of(self._configured.tenant)
             for name in store.collections():
                 self._follow(store.collection(name))
         except Exception as error:
-            log.warning(
-                "sink '%s': collections cannot be read: %s: %s", self._configured.name, type(error).__name__, error
-            )
+            log.warning("sink '%s': no collection can be read: %s: %s", self.name, type(error).__name__, error)
 
     def _follow(self, collection: Collection) -> None:
-        name = self._configured.name
-        document = collection.settings(KIND).get(name)
         until, pause = self._pauses.get(collection.name, (0.0, LOOK_SECONDS))
+        document = collection.settings(KIND).get(self.name)
         if document is None or time.monotonic() < until:
             return
         try:
@@ -260,17 +275,18 @@ class _OneSink:
             if collection.name in self._compared and "error" not in document and not is_behind(collection, document):
                 return
             self._sink = self._sink or self._configured.open()
-            if sync(collection, name, self._sink):
-                log.info("sink '%s' has what collection '%s' serves", name, collection.name)
+            if sync(collection, self.name, self._sink):
+                log.info("sink '%s' has what collection '%s' serves", self.name, collection.name)
             self._compared.add(collection.name)
             self._pauses.pop(collection.name, None)
         except SinkBusy:
             return
         except Exception as error:
             self._pauses[collection.name] = time.monotonic() + pause, min(2 * pause, LONGEST_PAUSE_SECONDS)
-            # Users see the document, and may not see the address that an error of a client names.
+            # Users see the document, and may not see the address that a client's error names.
             is_ours = isinstance(error, SinkError | StoreError)
             text = str(error) if is_ours else f"{type(error).__name__}: the service's log says why"
             if document.get("error") != text:
-                log.warning("sink '%s', collection '%s': %s: %s", name, collection.name, type(error).__name__, error)
-                collection.save_settings(KIND, name, {**document, "error": text})
+                reason = f"{type(error).__name__}: {error}"
+                log.warning("sink '%s', collection '%s': %s", self.name, collection.name, reason)
+                collection.save_settings(KIND, self.name, {**document, "error": text})

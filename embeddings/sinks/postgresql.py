@@ -155,7 +155,7 @@ class PostgreSQLSink:
         Raises:
             SinkError: readers used them for ``seconds``.
         """
-        from asyncpg import LockNotAvailableError
+        from asyncpg import LockNotAvailableError  # type: ignore[import-untyped]
 
         deadline = time.monotonic() + seconds
         while True:

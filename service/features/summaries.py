@@ -7,6 +7,7 @@ from typing import Any
 
 from embeddings.refresh.held_versions import held_in_a_row
 from embeddings.refresh.settings import MAX_HELD
+from embeddings.sinks.follow import sinks_of
 from embeddings.store import Collection, default_view
 
 
@@ -14,7 +15,8 @@ def summary(collection: Collection) -> dict[str, Any]:
     """Return the summary of a collection; its ``current`` is None before the first publication.
 
     Its ``held`` describes the versions held since the current version last changed: their number, the time of the
-    first, and their names. ``max_held`` of them raise an alert. ``diagnosis`` is the diagnosis of the newest.
+    first, and their names. ``max_held`` of them raise an alert. ``diagnosis`` is the diagnosis of the newest. ``sinks``
+    are the databases that get each version, with the seconds by which they are behind.
     """
     current = collection.current()
     manifests = collection.versions()
@@ -28,6 +30,7 @@ def summary(collection: Collection) -> dict[str, Any]:
         "num_versions": len(manifests),
         "latest": {field: manifests[-1][field] for field in ("version", "state", "reasons", "created_at")},
         "held": _held(collection, manifests),
+        "sinks": sinks_of(collection),
         "views": [view["name"] for view in collection.views()],
     }
 

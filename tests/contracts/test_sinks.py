@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 from embeddings.sinks.base import Sink, SinkBusy, SinkError
-from embeddings.sinks.follow import attach, lag_seconds, sinks_of, sync
+from embeddings.sinks.follow import attach, lag_seconds, sinks_of, sync, sync_when_free
 from embeddings.sinks.registry import open_sink
 from embeddings.store import Collection, open_store
 from embeddings.vectors.item_vectors import CARRIED, FOUND, MISSING, ItemVectors
@@ -208,20 +207,8 @@ def test_a_killed_load_leaves_what_readers_saw_and_the_next_one_finishes(
     rows = readable.rows("items")
     assert rows is not None
     assert {row[3] for row in rows.values()} == {"v000001"}
-    _sync_when_free(items, sink)
+    sync_when_free(items, NAME, sink)
     assert readable.rows("items") == before
-
-
-def _sync_when_free(collection: Collection, sink: Sink) -> None:
-    """A server notices only after a moment that a client was killed."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            sync(collection, NAME, sink)
-            return
-        except SinkBusy:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
 
 
 def test_a_table_of_somebody_else_is_left_alone(sink: Sink, readable: Readable, items: Collection) -> None:
