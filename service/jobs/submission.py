@@ -151,12 +151,10 @@ def _refuse_unknown_sinks(settings: Settings, spec: JobSpec, tenant: str) -> Non
     if not named:
         return
     known = [name for name, sink in read_sinks(settings.sinks).items() if sink.tenant == tenant]
-    for index, name in enumerate(named):
-        if name not in known:
-            remedy = (
-                f"name one of {', '.join(known)}" if known else "have the operator add it to the file EVENKEEL_SINKS"
-            )
-            raise invalid(FieldProblem(f"publish.sinks.{index}", f"there is no sink '{name}'", remedy))
+    unknown = [name for name in named if name not in known]
+    if unknown:
+        remedy = f"name some of {', '.join(known)}" if known else "have the operator add it to the file EVENKEEL_SINKS"
+        raise invalid(FieldProblem("publish.sinks", f"there is no sink {', '.join(unknown)}", remedy))
 
 
 def _check_parent(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> None:
