@@ -24,7 +24,7 @@ class InMemory:
     def __init__(self) -> None:
         self.tables: dict[str, tuple[str, list[float]]] = {}
         self.fails: Exception | None = None
-        self.loads = 0
+        self.loads = self.purges = 0
 
     def holds(self, table: str) -> str | None:
         return self.tables.get(table, (None, []))[0]
@@ -37,7 +37,7 @@ class InMemory:
         self.tables[content.table] = content.identity, norms
 
     def purge(self, table: str) -> None:
-        pass
+        self.purges += 1
 
     def drop(self, table: str) -> None:
         self.tables.pop(table, None)
@@ -108,6 +108,18 @@ def test_a_sink_that_fails_holds_up_neither_publications_nor_other_sinks(
     assert shown(items, "bad")["error"] is None
     assert sinks["bad"].tables == sinks["good"].tables
     assert sinks["good"].loads == 2
+
+
+def test_an_erasure_that_leaves_the_served_rows_reaches_the_sink_too(
+    items: Collection, sinks: dict[str, InMemory], follower: SinkFollower
+) -> None:
+    publish(items, 1, ("good",))
+    items.publish(items.write(ItemVectors([7], np.eye(1, 2, dtype=np.float32)), parent="v000001"), "v000001")
+    follower.start()
+    until(lambda: shown(items, "good")["version"] == "v000002")
+    purges = sinks["good"].purges
+    items.erase([9], "only the version before has it")
+    until(lambda: shown(items, "good")["lag_seconds"] == 0 and sinks["good"].purges > purges)
 
 
 def test_a_sink_that_lost_its_table_gets_it_again_from_the_next_process(
