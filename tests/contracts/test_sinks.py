@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -197,13 +195,14 @@ def test_a_killed_load_leaves_what_readers_saw_and_the_next_one_finishes(
         """
     )
     loader = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-    assert loader.stdout is not None
-    assert loader.stdout.readline() == b"loaded\n"
-    with pytest.raises(SinkBusy):
-        sync(items, NAME, sink)
-    os.kill(loader.pid, signal.SIGKILL)
-    loader.wait()
-    loader.stdout.close()
+    try:
+        assert loader.stdout is not None
+        assert loader.stdout.readline() == b"loaded\n"
+        with pytest.raises(SinkBusy):
+            sync(items, NAME, sink)
+    finally:
+        loader.kill()
+        loader.communicate()
     rows = readable.rows("items")
     assert rows is not None
     assert {row[3] for row in rows.values()} == {"v000001"}
