@@ -142,9 +142,10 @@ def test_the_lag_counts_from_the_first_change_that_is_missed(items: Collection, 
     assert shown(items, "good")["lag_seconds"] == 0
     for number in (2, 3):
         publish(items, number, ("good",))
+        time.sleep(0.05)
     missed = datetime.datetime.fromisoformat(str(items.history()[1]["at"]))
     age = (datetime.datetime.now(datetime.UTC) - missed).total_seconds()
-    assert shown(items, "good")["lag_seconds"] == pytest.approx(age, abs=5)
+    assert age - 0.001 <= shown(items, "good")["lag_seconds"] < age + 60  # type: ignore[operator]
     assert shown(items, "good")["version"] == "v000001"
     items.promote("v000001", "both are worse")
     assert shown(items, "good")["lag_seconds"] > 0  # type: ignore[operator]
