@@ -84,6 +84,16 @@ async def test_a_transaction_that_reads_holds_the_switch_up_and_nobody_else(
         assert await second.fetchval(norms) == 2
 
 
+async def test_a_transaction_of_an_older_snapshot_sees_a_whole_version_too(readable: OfPostgreSQL) -> None:
+    sink = open_sink(readable.url)
+    await asyncio.to_thread(sink.load, content(1))
+    async with connected(readable) as reader, reader.transaction(isolation="repeatable_read"):
+        await reader.fetchval("SELECT count(*) FROM pg_class")
+        await asyncio.to_thread(sink.load, content(2))
+        rows = await reader.fetchrow(f"SELECT count(*), min(norm), max(norm) FROM {readable.schema}.items")
+        assert tuple(rows) == (1000, 2, 2)
+
+
 async def test_a_reader_of_the_table_itself_does_not_hold_the_switch_up(readable: OfPostgreSQL) -> None:
     sink = open_sink(readable.url)
     await asyncio.to_thread(sink.load, content(1))
