@@ -89,7 +89,7 @@ class PostgreSQLSink:
                 f"status smallint NOT NULL, norm real NOT NULL, vector {vector}({content.dim}) NOT NULL); "
                 f"COMMENT ON TABLE {self._named(name)} IS '{_MARK}{table}'"
             )
-            # A reader's transaction that began before this one finds the new table, and sees its rows if they are frozen.
+            # Frozen: a reader's transaction that began before this one finds the new table, and must see its rows.
             done = await connection.copy_to_table(
                 name, schema_name=self._schema, source=_copied(content), format="binary", freeze=True
             )
