@@ -37,6 +37,7 @@ def with_sinks(settings: Settings, lance: OfLanceDB, tmp_path: Path) -> Settings
     return dataclasses.replace(settings, role="all", sinks=str(file))
 
 
+@pytest.mark.slow
 async def test_a_publication_reaches_its_sinks_and_one_that_is_away_holds_nothing_up(
     with_sinks: Settings, lance: OfLanceDB, runs: SmallRuns
 ) -> None:
