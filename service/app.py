@@ -26,6 +26,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from starlette.datastructures import State
 
+from embeddings.sinks.configured import read_sinks
+from embeddings.sinks.follow import SinkFollower
 from embeddings.store import Store, open_store
 from service import DEFAULT_PORT
 from service.api import middleware, openapi, routes
@@ -154,6 +156,7 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
     state = app.state
     tasks = []
     executor: Executor | None = state.executor
+    follower: SinkFollower | None = None
     if state.settings.role == "vectors":
         state.authenticator.recall()
         tasks = [asyncio.create_task(state.authenticator.keep_informed())]
@@ -177,6 +180,9 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
             repeat(functools.partial(_reach, executor), PING_SECONDS, healths[4]),
         ]
         tasks = [asyncio.create_task(round_) for round_ in rounds]
+        sinks = read_sinks(state.settings.sinks).values()
+        follower = SinkFollower(sinks, functools.partial(tenants.store_of, state.store))
+        follower.start()
         if executor is not state.executor:
             tasks.append(asyncio.create_task(asyncio.to_thread(executor.warm_up)))
     if state.settings.role in ("all", "api"):
@@ -186,6 +192,8 @@ async def _background(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        if follower is not None:
+            follower.stop()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -304,6 +312,9 @@ def serve(
         try:
             if executor is None:
                 executor_of(settings)  # checks the settings; the lifespan creates and closes its own executor
+            for sink in read_sinks(settings.sinks).values():
+                if settings.role in ("all", "scheduler"):
+                    sink.open()
             tracing.provider()
             otlp_metrics.exporter()
         except (ValueError, RuntimeError) as error:

@@ -94,6 +94,8 @@ ALLOWED_SKIPS = (
     "no MLflow server",
     "wandb is not installed",
     "faiss is not installed",
+    "lancedb is not installed",
+    "no pgvector at",
 )
 
 

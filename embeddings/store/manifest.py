@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -90,6 +91,12 @@ class VersionManifest:
     def file(self, name: str) -> FileEntry | None:
         """Return the entry of a file; None if the version has no file of that name."""
         return next((file for file in self.files if file.name == name), None)
+
+    @property
+    def identity(self) -> str:
+        """The identity of the version's rows: it changes if ids are erased, or if the store is created anew."""
+        rows = (self.collection, self.version, self.created_at, len(self.erasures))
+        return hashlib.blake2b(repr(rows).encode(), digest_size=8).hexdigest()
 
     @property
     def items_file(self) -> FileEntry:

@@ -23,6 +23,7 @@ from service.cli.datasets import datasets, generate, located
 from service.cli.keys import keys
 from service.cli.output import FAILED, HELD, USAGE, CommandError, JsonFlag, ask
 from service.cli.schedules import schedules
+from service.cli.sinks import sinks
 from service.cli.webhooks import webhooks
 from service.client import Client, ProblemError, ServiceError
 
@@ -334,6 +335,7 @@ app.add_typer(datasets, name="datasets")
 app.add_typer(schedules, name="schedules")
 app.add_typer(keys, name="keys")
 app.add_typer(webhooks, name="webhooks")
+app.add_typer(sinks, name="sinks")
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------

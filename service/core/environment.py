@@ -72,6 +72,11 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
             "none",
         ),
         Variable(
+            "SINKS",
+            "YAML file of the databases that jobs may name in `publish.sinks` ([sinks](../guides/sinks.md))",
+            "none",
+        ),
+        Variable(
             "TENSORBOARD_DIR",
             "directory for event files of TensorBoard; each run uses `JOB/RUN` below it",
             "`tensorboard/` in the run's directory",

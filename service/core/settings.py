@@ -65,6 +65,7 @@ class Settings:
         access_log: True if each request is logged; None: True for the format JSON, False for text.
         host_cores: Cores of this host that runs may use; None for all. The settings for memory and GPUs work likewise.
         tracking_uris: Servers that jobs may name in ``tracking``; this process's environment has their credentials.
+        sinks: File of the sinks that jobs may name (:mod:`embeddings.sinks.configured`); None: there are none.
         executor_options: Pairs (NAME, value) of the executor's own settings, from the variables
             ``EVENKEEL_<EXECUTOR>_<NAME>``.
         internal_url: Address at which runs of ``ray_jobs`` reach this service. Needed with ``run_storage``; without
@@ -95,6 +96,7 @@ class Settings:
     allowed_hosts: tuple[str, ...] = LOCAL_HOSTS
     target_networks: tuple[Network, ...] = ()
     tracking_uris: tuple[str, ...] = ()
+    sinks: str | None = None
     log_format: Literal["json", "text"] | None = None
     access_log: bool | None = None
     max_body_bytes: int = 8 * 2**20
@@ -249,7 +251,7 @@ def _roots(text: str) -> tuple[str, ...]:
 _LACKS_PORT = re.compile(r"(?:[^=/]+=)?kafka://(?:[^,:/]+:\d+,)*[^,:/]+")
 
 
-_TEXTS = ("home", "database_url", "store_url", "ray_address", "executor", "internal_url", "run_storage")
+_TEXTS = ("home", "database_url", "store_url", "ray_address", "executor", "internal_url", "run_storage", "sinks")
 """Settings whose value is the text of the variable, unconverted."""
 _ROOT_KINDS: dict[str, tuple[Callable[[str], bool], Callable[[str], Any]]] = {
     "data_roots": (lambda root: not (is_object(root) or is_topic(root)), Path),

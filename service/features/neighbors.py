@@ -25,7 +25,6 @@ from embeddings.store.nearest_neighbors import EXACT_ROWS, NeighborSearch
 from embeddings.vectors.item_vectors import MISSING, as_list, find_rows, keys_of
 from service.core import tenants
 from service.core.tenants import DEFAULT_TENANT
-from service.features.snapshots import identity_of
 
 log = logging.getLogger("evenkeel")
 
@@ -82,7 +81,7 @@ class Neighbors:
 
     def _search_of(self, reader: VersionReader, tenant: str, erasures: int) -> NeighborSearch:
         collection = reader.manifest.collection
-        path = self._directory / tenant / collection / f"{reader.version}-{identity_of(reader)}-{erasures}.usearch"
+        path = self._directory / tenant / collection / f"{reader.version}-{reader.manifest.identity}-{erasures}.usearch"
         large = len(reader) > self._exact_rows
         with self._lock:
             search = self._searches.get(path)

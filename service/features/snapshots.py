@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -75,13 +74,3 @@ def parquet_chunks(reader: VersionReader) -> Iterator[bytes]:
             writer.write_table(group(part))
             yield sink.take()
     yield sink.take()
-
-
-def identity_of(reader: VersionReader) -> str:
-    """Return a string that identifies the rows of a version.
-
-    The string changes if ids are erased from the version, or if the store is created anew.
-    """
-    manifest = reader.manifest
-    rows = (manifest.collection, manifest.version, manifest.created_at, len(manifest.erasures))
-    return hashlib.blake2b(repr(rows).encode(), digest_size=8).hexdigest()

@@ -8,6 +8,7 @@ from typing import Any
 from embeddings.refresh import probe
 from embeddings.refresh.held_versions import held_in_a_row
 from embeddings.refresh.settings import MAX_HELD
+from embeddings.sinks.follow import sinks_of
 from embeddings.store import Collection, default_view
 
 
@@ -17,7 +18,8 @@ def summary(collection: Collection) -> dict[str, Any]:
     Its ``held`` describes the versions held since the current version last changed: their number, the time of the
     first, and their names. ``max_held`` of them raise an alert. ``diagnosis`` is the diagnosis of the newest.
     ``quality`` is the held-out metric of the current version's model, beside that of the version before.
-    ``proposed_canary`` is a sentence that proposes a canary, None if there is one or nothing to propose.
+    ``proposed_canary`` is a sentence that proposes a canary, None if there is one or nothing to propose. ``sinks`` are
+    the databases that get each version, with the seconds by which they are behind.
     """
     current = collection.current()
     manifests = collection.versions()
@@ -33,6 +35,7 @@ def summary(collection: Collection) -> dict[str, Any]:
         "num_versions": len(manifests),
         "latest": {field: manifests[-1][field] for field in ("version", "state", "reasons", "created_at")},
         "held": _held(collection, manifests),
+        "sinks": sinks_of(collection),
         "views": [view["name"] for view in collection.views()],
     }
 

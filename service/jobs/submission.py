@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.refresh.held_versions import sound_version
 from embeddings.refresh.record import RefreshRecord
+from embeddings.sinks.configured import read_sinks
 from embeddings.store import Store, StoreError, StoreUnavailable, open_store
 from service.core import tables, tenants, thread_pools
 from service.core.database import Database
@@ -112,6 +113,7 @@ async def validate(database: Database, settings: Settings, spec: JobSpec, tenant
     """
     job_records.refuse_firing_date(spec)
     _refuse_strange_trackers(settings, spec)
+    _refuse_unknown_sinks(settings, spec, tenant)
     async with database.read() as connection:
         spec, dataset = await job_records.check(connection, spec, tenant)
     of_tenant = settings.for_tenant(tenant)
@@ -123,6 +125,7 @@ async def validate(database: Database, settings: Settings, spec: JobSpec, tenant
 def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: str) -> ResourceRequest | None:
     """Check the dataset's files and return the job's needs if they can be predicted quickly; raises 422; blocking."""
     _refuse_strange_trackers(settings, spec)
+    _refuse_unknown_sinks(settings, spec, tenant)
     of_tenant = settings.for_tenant(tenant)
     same = (of_tenant.data_roots, dataset.model_dump_json())
     checked = _passed.get(same, files_of(dataset), lambda: registry.check_files(of_tenant, dataset))
@@ -140,6 +143,18 @@ def _refuse_strange_trackers(settings: Settings, spec: JobSpec) -> None:
                 "leave uri out to use the service's MLFLOW_TRACKING_URI, or have uri added to EVENKEEL_TRACKING_URIS"
             )
             raise invalid(FieldProblem(f"tracking.{index}.uri", f"runs of this service may not send to {uri}", remedy))
+
+
+def _refuse_unknown_sinks(settings: Settings, spec: JobSpec, tenant: str) -> None:
+    """Raise 422 for a sink that the operator has not configured for the tenant."""
+    named = () if spec.publish is None else spec.publish.sinks or ()
+    if not named:
+        return
+    known = [name for name, sink in read_sinks(settings.sinks).items() if sink.tenant == tenant]
+    unknown = [name for name in named if name not in known]
+    if unknown:
+        remedy = f"name some of {', '.join(known)}" if known else "have the operator add it to the file EVENKEEL_SINKS"
+        raise invalid(FieldProblem("publish.sinks", f"there is no sink {', '.join(unknown)}", remedy))
 
 
 def _check_parent(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> None:

@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from embeddings.refresh.held_versions import held_in_a_row
 from embeddings.refresh.scratch import is_scratch
 from embeddings.refresh.settings import MAX_HELD
+from embeddings.sinks.follow import sinks_of
 from embeddings.store import Collection, Store, StoreError
 from service.core import tables
 from service.core.database import Database
@@ -169,7 +170,7 @@ async def _figures(connection: AsyncConnection, now: datetime.datetime) -> Metri
 
 
 def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> list[Metric]:
-    """Return gauges of the store: versions by state, age of served versions, gate verdicts, damage; blocking.
+    """Return gauges of the store: versions by state, age of served versions, gate verdicts, sinks, damage; blocking.
 
     A collection that cannot be read is counted in a gauge of its own, and the other collections are still reported.
     """
@@ -189,9 +190,15 @@ def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> 
     unreadable = _gauge(
         "evenkeel_collection_unreadable", "1 if the collection's manifests cannot be read.", ["collection"]
     )
+    lag = _gauge(
+        "evenkeel_sink_lag_seconds",
+        "Seconds since the first change that the sink lacks; 0: none.",
+        ["collection", "sink"],
+    )
     for name, collection in _collections(store, known_tenants):
         try:
             manifests = collection.versions()
+            sinks = sinks_of(collection)
         except (StoreError, OSError):
             unreadable.add_metric([name], 1)
             continue
@@ -202,6 +209,8 @@ def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> 
         if served is not None:
             age.add_metric([name], _seconds(datetime.datetime.fromisoformat(manifests[served]["created_at"]), now))
             rows.add_metric([name], manifests[served]["rows"])
+        for sink in sinks:
+            lag.add_metric([name, sink["name"]], sink["lag_seconds"])
         row = held_in_a_row(collection, manifests)
         held.add_metric([name], len(row))
         begun = datetime.datetime.fromisoformat(row[0]["created_at"]) if row else None
@@ -209,7 +218,7 @@ def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> 
         most.add_metric([name], manifests[-1].get("max_held", MAX_HELD) if manifests else MAX_HELD)
         if manifests:
             _verdict(gate, failed, name, manifests[-1])
-    return [age, rows, versions, held, since, most, gate, failed, unreadable, _damaged(store.damaged())]
+    return [age, rows, versions, held, since, most, gate, failed, unreadable, lag, _damaged(store.damaged())]
 
 
 def _collections(store: Store, known_tenants: Iterable[str]) -> Iterator[tuple[str, Collection]]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trainer.data.prepare.by_tasks.tasks import Hosts
 
 LOCK_SECONDS = 1.0
+PAUSE_SECONDS = 0.5
 _LINEAGE_ENDS = {"succeeded": "COMPLETE", "failed": "FAIL", "cancelled": "ABORT"}
 
 StartRanks = Callable[[Run], None]
@@ -199,7 +200,7 @@ class _Attempt:
             self.events.write("heartbeat")
 
     def _publish(self) -> None:
-        from trainer.publishing.publish import publish
+        from trainer.publishing.publish import publish, wait_for_sinks
 
         if self.run.job.publish is None:
             self.events.write("publication", status="none", collection=None, version=None, reasons=[], gate=[])
@@ -209,6 +210,12 @@ class _Attempt:
         self.events.write("state", state="publishing")
         self.publication = publish(self.run)
         self.events.write("publication", **self.publication)
+        if self.publication["status"] == "published":
+            wait_for_sinks(self.run, self._pause)
+
+    def _pause(self) -> None:
+        self._check_cancel()
+        time.sleep(PAUSE_SECONDS)
 
     def _info(self, message: str, **figures: Any) -> None:
         print(message, flush=True)

@@ -8,15 +8,19 @@ dataset and a job. One worker trains inside this process, several in spawned one
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from embeddings.sinks.base import SinkError
+from embeddings.sinks.configured import SINKS_VARIABLE, ConfiguredSink, read_sinks
+from embeddings.sinks.follow import SinkFollower, sinks_of, sync_when_free
 from trainer.launch.driver import RunBusyError
 from trainer.runs.directory import RUN_FILE, read_run, write_run
 from trainer.spec import DatasetSpec, JobSpec, SpecError, load_documents, parse_job
@@ -67,9 +71,11 @@ def train(
     ``init``: run directory or checkpoints to warm-start from; None: the ones that ``init_from`` names
     (trainer.runs.parents).
 
+    Sinks of the job are brought up to date here: no service does it.
+
     Raises:
         RunBusyError: another process works in ``run_dir``.
-        ValueError: this host lacks the run or version that ``init_from`` names.
+        ValueError: this host lacks the run or version that ``init_from`` names, or EVENKEEL_SINKS lacks a sink.
         StoreError: the store cannot be read.
         OSError: the run directory cannot be written.
     """
@@ -80,6 +86,7 @@ def train(
     from trainer.launch.on_host import default_directory, start_ranks
 
     home = Path(os.environ.get("EVENKEEL_HOME", ".evenkeel"))
+    sinks = _sinks_of(job)
     directory = (run_dir or default_directory(job.name)).resolve()
     # Not only the directory's name: the store would take another job's publications under that name for this run's.
     run_id, attempt, parent_version = f"{directory.name}-{secrets.token_hex(4)}", 1, None
@@ -120,7 +127,52 @@ def train(
         served_checkpoint=served,
     )
     print(f"run directory: {directory}", flush=True)
-    return execute(read_run(directory), start_ranks)
+    with _following(sinks, job, store_url):
+        return execute(read_run(directory), start_ranks)
+
+
+def _sinks_of(job: JobSpec) -> list[ConfiguredSink]:
+    """Return the sinks that the job names.
+
+    Raises:
+        SinkError: EVENKEEL_SINKS lacks one, or its file is invalid.
+    """
+    named = () if job.publish is None else job.publish.sinks or ()
+    configured = read_sinks(os.environ.get(SINKS_VARIABLE)) if named else {}
+    missing = sorted(set(named) - configured.keys())
+    if missing:
+        raise SinkError(
+            f"publish.sinks names {', '.join(missing)}: there is no such sink: name a file that has it in "
+            f"{SINKS_VARIABLE}, or train with --set publish.sinks=null"
+        )
+    return [configured[name] for name in named]
+
+
+@contextlib.contextmanager
+def _following(sinks: Sequence[ConfiguredSink], job: JobSpec, store_url: str) -> Iterator[None]:
+    """Keep the sinks up to date during the block, which may wait for them, and once more at its end."""
+    if not sinks or job.publish is None:
+        yield
+        return
+    from embeddings.store import open_store
+
+    store = open_store(store_url)
+    follower = SinkFollower(sinks, lambda tenant: store)
+    follower.start()
+    try:
+        yield
+    finally:
+        follower.stop()
+    collection = store.collection(job.publish.collection)
+    following = {one["name"] for one in sinks_of(collection)}
+    for sink in sinks:
+        if sink.name not in following:  # nothing was published
+            continue
+        try:
+            sync_when_free(collection, sink.name, sink.open())
+        except Exception as error:  # of the sink's client: the version is published all the same
+            print(f"sink '{sink.name}' lacks the version: {type(error).__name__}: {error}: run "
+                  f"`evenkeel sinks sync {collection.name}`", file=sys.stderr)  # fmt: skip
 
 
 def current_version(store_url: str, collection: str) -> str | None:

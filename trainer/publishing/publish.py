@@ -5,6 +5,7 @@ The driver calls it: after the ranks have ended, or while they train if the job 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.procrustes import min_shared
 from embeddings.refresh.publish import RefreshRequest, publish_candidate
+from embeddings.sinks.follow import attach, wait
 from embeddings.store import Collection, Store, StoreError, StoreUnavailable, VersionReader, open_store
 from embeddings.store.generation_maps import in_words
 from embeddings.vectors.item_vectors import ItemVectors, arrow_of, keys_of, row_norms, shared_rows
@@ -110,6 +112,8 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
             users=None if spec.users is None else user_vectors(run, checkpoint),
         ),
     )
+    if spec.sinks is not None and publication.version is not None:
+        attach(store.collection(spec.collection), spec.sinks)
     if publication.anchor_cosine is not None:
         print(f"mean cosine to the anchor generation's first version: {publication.anchor_cosine:.4f}", flush=True)
     for entry in publication.maps:
@@ -131,6 +135,18 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
         "proposed_canary": publication.proposed_canary,
         **({} if comparison is None else {"comparison": comparison.as_json()}),
     }
+
+
+def wait_for_sinks(run: Run, pause: Callable[[], None]) -> None:
+    """Wait until the job's sinks have what the collection serves, if the job says so; ``pause`` may raise.
+
+    Raises:
+        SinkBehind: one has not in time.
+    """
+    spec = run.job.publish
+    if spec is not None and spec.sinks and spec.sink_wait_seconds is not None:
+        print(f"waiting for the sinks {', '.join(spec.sinks)}", flush=True)
+        wait(open_store(run.store_url).collection(spec.collection), spec.sinks, spec.sink_wait_seconds, pause)
 
 
 def comparison_of(run: Run) -> ModelComparison | None:

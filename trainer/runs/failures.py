@@ -117,6 +117,8 @@ def classify(error: BaseException) -> Failure:
     if type(error).__name__ == "StoreUnavailable":
         remedy = "check that the store's server runs and accepts writes; the checkpoints are kept"
         return Failure("store_away", message, remedy, retryable=True)
+    if type(error).__name__ == "SinkBehind":
+        return Failure("sink_behind", message, "the version is published; see the message for its sinks")
     if isinstance(error, PermissionError):
         return Failure("not_permitted", message, "let the user that the run has read and write there, then retry")
     if isinstance(error, FileNotFoundError):

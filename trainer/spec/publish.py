@@ -174,6 +174,9 @@ class Publish(Spec):
     ``every_seconds``, ``every_rows``: seconds, or rows, between versions that a one-pass job publishes while it trains,
     from its newest checkpoint (trainer.publishing.repeated). ``keep_generations``: number of earlier anchor generations
     whose consumers are served further, by views ``VIEW@gN``, when this job opens a new one.
+    ``sinks``: names of the operator's databases that get each version that the collection serves from now on, and no
+    others; null changes nothing (embeddings.sinks). ``sink_wait_seconds``: seconds after which the job fails if a sink
+    lacks its version; null does not wait for sinks.
     """
 
     old_names: ClassVar[dict[str, str]] = {"compass": "frozen_context"}
@@ -192,6 +195,8 @@ class Publish(Spec):
     evidence: Evidence = later(Evidence())
     users: Users | None = later(None)
     keep_generations: int = later(2, ge=0, le=100)
+    sinks: tuple[Name, ...] | None = later(None, max_length=16)
+    sink_wait_seconds: float | None = later(None, gt=0.0, allow_inf_nan=False)
 
     @property
     def is_repeated(self) -> bool:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 from embeddings.store import Collection, UnknownCollection
 from service.core import errors, json_schema
 from service.core.pagination import Paging, page_of
-from service.features.snapshots import PARQUET, identity_of, parquet_chunks
+from service.features.snapshots import PARQUET, parquet_chunks
 from service.features.store_access import ids_as, in_store, rereading, store_of, unchanged
 from service.features.summaries import summary
 from service.identity import idempotency
@@ -126,7 +126,7 @@ async def promote(
 async def snapshot(request: Request, collection: CollectionName, version: VersionName) -> Response:
     """Stream every vector of a version as Parquet, row group by row group: id, status, norm, count, vector."""
     reader = await in_store(lambda: existing(request, collection).open(version))
-    etag = f'"{collection}-{reader.version}-{identity_of(reader)}-parquet"'
+    etag = f'"{collection}-{reader.version}-{reader.manifest.identity}-parquet"'
     headers = {"Evenkeel-Version": reader.version, "ETag": etag}
     if unchanged(request, etag):
         return Response(status_code=304, headers=headers)

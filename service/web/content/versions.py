@@ -19,7 +19,6 @@ from embeddings.store.version import VersionReader
 from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import FOUND, Array, as_list, shared_rows, unit_rows
 from service.core.errors import invalid
-from service.features.snapshots import identity_of
 from service.features.store_access import in_store
 from service.web.charts.movement import half_width, histogram, movement_map
 from service.web.request import DashboardRequest
@@ -82,7 +81,7 @@ def _pair(collection: Collection, before: str, after: str, tenant: str) -> dict[
     if readers[0].dim != readers[1].dim:
         dims = f"{before} has {readers[0].dim} coordinates and {after} {readers[1].dim}"
         raise invalid(FieldProblem("before", dims, "compare versions of the same dimension"))
-    key = tenant, collection.name, *((reader.version, identity_of(reader)) for reader in readers)
+    key = tenant, collection.name, *((reader.version, reader.manifest.identity) for reader in readers)
     with _lock:
         if key in _kept:
             _kept.move_to_end(key)

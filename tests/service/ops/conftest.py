@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from embeddings.sinks.follow import attach
 from service.core import tables
 from service.core.settings import Settings
 from service.jobs import job_records
@@ -17,7 +18,7 @@ from tests.service.service_kit import client_of, job_body, running
 
 @pytest.fixture
 async def shown(settings: Settings, dataset_body: dict[str, Any]) -> Series:
-    """Of a service that has seen a job, another that runs, a fetch, a failed round, a webhook and a gate."""
+    """Of a service that has seen a job, another that runs, a fetch, a failed round, a webhook, a gate and a sink."""
     async with running(settings) as app:
         async with client_of(app, settings.admin_key_file.read_text().strip()) as client:
             published.publish(settings, gate=[{"metric": "mean_cosine", "value": 0.97, "verdict": "pass"}])
@@ -36,6 +37,7 @@ async def shown(settings: Settings, dataset_body: dict[str, Any]) -> Series:
                 changes = {"state": "running", "progress": dict.fromkeys(figures, 1), "started_at": now}
                 await job_records.change(connection, row, **changes, heartbeat_at=now)
             await client.post("/v1/collections/items/vectors", json={"ids": [10]})
+            attach(app.state.store.collection("items"), ["warehouse"])
             app.state.metrics.background_errors.labels("runner").inc()
             app.state.metrics.webhooks.labels("given_up").inc()
             app.state.store.collection("items")._reader._damaged["v000009"] = "planted"

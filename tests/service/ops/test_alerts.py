@@ -68,7 +68,7 @@ def test_commands_that_alerts_name_are_there() -> None:
     named = set()
     for rule in rules():
         said = rule["annotations"]["description"]
-        for found in re.findall(r"evenkeel ((?:schedules |webhooks )?[a-z]+)", said):
+        for found in re.findall(r"evenkeel ((?:schedules |webhooks |sinks )?[a-z]+)", said):
             assert found in there, f"{rule['alert']}: evenkeel {found}"
             named.add(found)
     assert {"retry", "delete", "schedules firings", "webhooks deliveries"} <= named

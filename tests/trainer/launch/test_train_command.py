@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from embeddings.store import open_store
+from tests.support import sinks
 from trainer.checkpoint.format import Checkpoint, latest_valid
 from trainer.launch import driver
 from trainer.launch.driver import execute
@@ -130,6 +131,33 @@ def test_a_run_directory_made_anew_is_another_job_to_the_store(tmp_path, rows, m
     # The same directory, still there: the same job, which has its version already.
     assert train_command([*command, "--set", "publish.gate.mode=off"]) == 0
     assert len(collection.versions()) == 2
+
+
+def test_sinks_have_the_version_when_the_command_ends(tmp_path, rows, monkeypatch, capsys):
+    monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EVENKEEL_STORE_URL", raising=False)
+    monkeypatch.delenv("EVENKEEL_SINKS", raising=False)
+    spec, file = tmp_path / "spec.yaml", tmp_path / "sinks.yaml"
+    spec.write_text(SPEC.format(uri=rows))
+    to_lake = [str(spec), "--set", "publish.sinks=[lake]"]
+    assert train_command(to_lake) == 1
+    assert "publish.sinks names lake: there is no such sink" in capsys.readouterr().err
+    with sinks.readable("lancedb", tmp_path) as lake:
+        file.write_text(f"lake: {{url: '{lake.url}'}}\naway: {{url: 'postgresql://127.0.0.1:1/none'}}\n")
+        monkeypatch.setenv("EVENKEEL_SINKS", str(file))
+        assert train_command([*to_lake, "--set", "publish.sink_wait_seconds=60"]) == 0
+        collection = open_store(tmp_path / "home" / "store").collection("items")
+        assert set(lake.rows("items")) == set(collection.open().ids.to_pylist())
+        assert {row[3] for row in lake.rows("items").values()} == {"v000001"}
+    capsys.readouterr()
+    away = [str(spec), "--set", "publish.sinks=[away]"]
+    assert train_command([*away, "--set", "publish.sink_wait_seconds=0.1"]) == 1
+    told = capsys.readouterr().out
+    assert "error (sink_behind): version v000002 of 'items' is served, but not in its sinks after 0.1 s" in told
+    # Without a wait the sink holds nothing up.
+    assert train_command(away) == 0
+    assert collection.current() == "v000003"
+    assert "sink 'away' lacks the version: ConnectionRefusedError" in capsys.readouterr().err
 
 
 def test_a_run_directory_that_is_busy_is_left_as_it_is(tmp_path, rows, make_run, capsys):

@@ -32,6 +32,10 @@ def publish_problems(spec: JobSpec) -> Iterator[FieldProblem]:
         )
     if spec.publish is None:
         return
+    if spec.publish.sink_wait_seconds is not None and not spec.publish.sinks:
+        yield FieldProblem(
+            "publish.sink_wait_seconds", "the job names no sink", "name some in publish.sinks, or leave it out"
+        )
     yield from _view_problems(spec.publish.views, spec.model.embedding_dim)
     if spec.publish.users is not None:
         yield from _user_problems(spec)

@@ -57,3 +57,10 @@ def test_what_has_no_ids_is_not_published(feature: str) -> None:
 def test_models_of_items_publish_items_alone(kind: str) -> None:
     with pytest.raises(InvalidFieldsError, match=f"publish.feature: {kind} publishes 'item'"):
         job_of({"kind": kind}, "tags").against(DATASET)
+
+
+def test_a_wait_for_sinks_needs_some() -> None:
+    assert job_of({"kind": "bpr"}, sinks=["lake"], sink_wait_seconds=60).publish is not None
+    for sinks in (None, []):
+        with pytest.raises(SpecError, match=r"publish.sink_wait_seconds: the job names no sink: name some"):
+            job_of({"kind": "bpr"}, sinks=sinks, sink_wait_seconds=60)
