@@ -2,8 +2,8 @@
 
 ``[27, 9]``, ``["a", "b"]``, ``['a', 'b']``, ``(27, 9)`` and ``{27,9}`` are lists, and ``[]`` is an empty one. Elements
 are taken as text, with quotes and escapes resolved; ``None``, ``null`` and ``nan`` without quotes are null. Any other
-value is split at ``|``: blanks around elements are removed, an empty element is null, and a value without ``|`` is a
-list of one element.
+value is split at ``|``: blanks around elements are removed, and a value without ``|`` is a list of one element. An
+empty element is null.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def elements(text: str) -> list[str | None] | None:
         element = match["plain"]
         if element is None and (element := _unquoted(match["quoted"])) is None:
             return None
-        found.append(None if match["plain"] in _NULLS else element)
+        found.append(None if match["plain"] in _NULLS else element or None)
         end = match.end()
     return found
 

@@ -24,7 +24,7 @@ from trainer.data.prepare.arrays import Appender, JaggedAppender
 from trainer.data.prepare.workers import Workers
 
 MANIFEST = "parts.json"
-VERSION = 4
+VERSION = 5
 CODED = ".coded"
 """Suffix of the file that replaces a column's codes once they number the ids of the whole table."""
 _SUM = ".crc32"

@@ -392,13 +392,13 @@ def file_below(parts: tuple[str, ...], path: FilePath) -> SourceFile:
     """Return a file with the values of its ``key=value`` folders; ``parts``: its path below the dataset's uri."""
     # Writers of hive partitions escape characters that a folder name may not contain.
     pairs = ((key, unquote(value)) for key, sign, value in (part.partition("=") for part in parts[:-1]) if sign)
-    return SourceFile(path, tuple(pairs), parts)
+    return SourceFile(path, tuple((key, value or HIVE_NULL) for key, value in pairs), parts)
 
 
 def _files_of(table: Snapshot, paths: Mapping[tuple[str, ...], FilePath]) -> tuple[SourceFile, ...]:
     files = []
     for file in sorted(table.files, key=lambda one: one.parts):
-        values = tuple((key, HIVE_NULL if value is None else value) for key, value in file.partitions)
+        values = tuple((key, value or HIVE_NULL) for key, value in file.partitions)
         files.append(_checked(SourceFile(paths[file.parts], values, file.parts)))
     return tuple(files)
 

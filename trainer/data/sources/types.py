@@ -76,8 +76,8 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
 
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows with every column in its :func:`plain_type`."""
-    arrays = [_plain(array) for array in batch.columns]
+    """Return the rows with every column in its :func:`plain_type`, and null in place of empty texts."""
+    arrays = [_without_empty(_plain(array)) for array in batch.columns]
     return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names) if arrays else batch
 
 
@@ -89,6 +89,20 @@ def _plain(array: pa.Array) -> pa.Array:
         array = pa.DictionaryArray.from_arrays(array.indices, _plain(array.dictionary))
     type_ = plain_type(array.type)
     return array if array.type == type_ else array.cast(type_)
+
+
+def _without_empty(array: pa.Array) -> pa.Array:
+    """Return text, or lists of it, with null in place of each empty text, which CSV cannot tell from null."""
+    type_, is_list_ = array.type, is_list(array.type)
+    texts = array.flatten() if is_list_ else array
+    if not is_text(texts.type) or pc.min(pc.binary_length(texts)).as_py() != 0:
+        return array
+    texts = pc.if_else(pc.equal(texts, ""), None, texts)
+    if not is_list_:
+        return texts
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.append(0, np.cumsum(lengths)), pa.int64())
+    return pa.LargeListArray.from_arrays(offsets, texts, mask=array.is_null()).cast(type_)
 
 
 def is_list(type_: pa.DataType) -> bool:

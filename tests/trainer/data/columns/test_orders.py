@@ -108,11 +108,11 @@ def test_a_row_without_a_time_is_bad_and_told_without_a_limit(ending, bad, use, 
     data, found = bad_rows_of(path, tmp_path, use=use)
     reason = "no date" if use.startswith("window") else "no time"
     assert data.bad_rows == {reason: 1}
-    assert found == [{"row": BAD, "column": "ts", "value": str(bad), "reason": reason}]
+    assert found == [{"row": BAD, "column": "ts", "value": str(bad or None), "reason": reason}]
     assert sum(data.num_examples.values()) == ROWS - 1
     with pytest.raises(DataError) as caught:
         prepare(*specs(path, use=use, limit=None), tmp_path / "strict")
-    what = "has no date|null where" if bad is None else re.escape(f"'{bad}' is not a")
+    what = "has no date|null where" if not bad else re.escape(f"'{bad}' is not a")
     assert re.search(rf"rows\.{ending}, column 'ts', row {BAD}: ({what})", str(caught.value))
 
 

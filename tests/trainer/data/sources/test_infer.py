@@ -318,7 +318,7 @@ def test_profile(tmp_path):
         "order": {"column": "when", "min": "1970-01-01T00:00:01", "max": "1970-01-01T00:00:09"},
         "features": {
             "user": {"column": "user", "nulls": 1, "distinct": 2},
-            "tags": {"column": "tags", "nulls": 1, "distinct": 3},
+            "tags": {"column": "tags", "nulls": 2, "distinct": 3},
         },
     }
 

@@ -1,7 +1,7 @@
 """JSON Lines: one object in each line, read in blocks of whole lines. Torch-free.
 
 A column is int64, float64, bool, string, or a list of one of them: the narrowest that every value of every
-file fits. A key that a line lacks is null there.
+file fits. A key that a line lacks, and an empty text, are null there.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from trainer.data.sources.types import element_type
 _BLOCK_BYTES = 1 << 24
 _ROW = re.compile(r"in row (\d+)$")
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
+# In JSON, two quotes side by side are an empty text unless a backslash escapes the first; a key has a colon behind it.
+_EMPTY = re.compile(rb'(?<!\\)""(?=\s*[,\]}])')
 MAX_DEPTH = 256
 _AS_BRACES = bytes.maketrans(b"[]", b"{}")
 _OTHER_BYTES = bytes(set(range(256)) - set(b'"[]{}'))
@@ -84,6 +86,7 @@ class JsonLinesReader(TextReader):
             if depth_of(block) > MAX_DEPTH:
                 raise self.unreadable(path, f"lists or objects are nested more than {MAX_DEPTH} deep")
             self._require_utf_8(block, path, first_row)
+            block = with_nulls(block)
             try:
                 table = _read_json(block, self._schema_of(block, schema))
             except pa.ArrowException as error:
@@ -157,6 +160,11 @@ def _read_json(block: bytes, schema: pa.Schema | None) -> pa.Table:
 
 def _has_null(kind: pa.DataType) -> bool:
     return bool(pa.types.is_null(element_type(kind)))
+
+
+def with_nulls(block: bytes) -> bytes:
+    """Return JSON with null in place of empty texts, so that a column of numbers may have them too."""
+    return _EMPTY.sub(b"null", block)
 
 
 def depth_of(block: bytes) -> int:

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
-from trainer.data.sources.readers.json_lines import MAX_DEPTH, depth_of
+from trainer.data.sources.readers.json_lines import MAX_DEPTH, depth_of, with_nulls
 from trainer.data.sources.times import text_as_times
+from trainer.data.sources.types import plain_batch
 from trainer.spec.messages import Messages
 
 _TYPES: dict[str, pa.DataType] = {
@@ -89,7 +90,7 @@ class MessageFormat(ABC):
         table = pa.concat_tables(tables).combine_chunks()
         batches = table.to_batches()
         batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self.schema)
-        return Decoded(batch, num_rows, problems)
+        return Decoded(plain_batch(batch), num_rows, problems)
 
 
 class JsonLines(MessageFormat):
@@ -105,7 +106,7 @@ class JsonLines(MessageFormat):
         # This excludes objects that span several lines, because no comma joins two lines.
         if not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
             raise UnreadableError("a line is not one JSON object")
-        block = b"\n".join(lines)
+        block = with_nulls(b"\n".join(lines))
         # Arrow parses recursively: deep nesting would overflow the stack and kill the process.
         if depth_of(block) > MAX_DEPTH:
             raise UnreadableError(f"lists or objects are nested more than {MAX_DEPTH} deep")
