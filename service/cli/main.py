@@ -22,6 +22,7 @@ from service.cli import job_status, model, output, top, vectors
 from service.cli.datasets import datasets, generate, located
 from service.cli.keys import keys
 from service.cli.output import FAILED, HELD, USAGE, CommandError, JsonFlag, ask
+from service.cli.roots import roots
 from service.cli.schedules import schedules
 from service.cli.sinks import sinks
 from service.cli.webhooks import webhooks
@@ -332,6 +333,7 @@ vectors.register(app)
 model.register(app)
 app.command()(generate)
 app.add_typer(datasets, name="datasets")
+app.add_typer(roots, name="roots")
 app.add_typer(schedules, name="schedules")
 app.add_typer(keys, name="keys")
 app.add_typer(webhooks, name="webhooks")

@@ -39,7 +39,7 @@ def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
         from service import app
 
         placement()
-        return app.serve(_settings(), host, port, role, num_workers=num_workers)  # type: ignore[arg-type]
+        return app.serve(read_settings(), host, port, role, num_workers=num_workers)  # type: ignore[arg-type]
     finally:
         gc.enable()
 
@@ -57,7 +57,7 @@ def reset_admin() -> Path:
     from service.identity.auth import AWAY
     from service.identity.keys import reset_admin as reset
 
-    settings = _settings()
+    settings = read_settings()
     try:
         asyncio.run(reset(settings))
     except SchemaError as error:
@@ -67,7 +67,12 @@ def reset_admin() -> Path:
     return settings.admin_key_file
 
 
-def _settings() -> Settings:
+def read_settings() -> Settings:
+    """Return the settings of this process's environment.
+
+    Raises:
+        CommandError: A setting is wrong.
+    """
     from service.core.settings import Settings
 
     try:
@@ -85,7 +90,7 @@ def placement() -> Placement:
     from service.jobs.executors.registry import placement_of
 
     try:
-        return placement_of(_settings())
+        return placement_of(read_settings())
     except ValueError as error:
         raise CommandError(str(error), _SETTINGS_REMEDY, output.USAGE) from None
 
@@ -105,7 +110,7 @@ def sweep(dry_run: bool) -> dict[str, int]:
     from service.identity.auth import AWAY
     from service.ops import retention
 
-    settings = _settings()
+    settings = read_settings()
 
     async def swept() -> retention.Swept:
         database = Database(settings.database_url)

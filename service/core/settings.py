@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import unquote, urlsplit
 
 from embeddings.store.url import with_quoted_password
+from service.core import added_roots
 from service.core.ssrf_guard import Network, parse_networks
 from service.core.tenants import DEFAULT_TENANT, url_of
 from trainer.spec.uri_schemes import is_object, is_topic
@@ -59,6 +60,7 @@ class Settings:
             roots.
         private: Paths and URIs of the service's own files, which datasets may not use even below a root. Home, store
             and run storage are added. :meth:`for_tenant` keeps this field.
+        tenant: Tenant whose roots and store these are.
         allowed_hosts: Values of the Host header (without port) that are accepted; a page that attacks by DNS rebinding
             sends another value.
         log_format: Format of log lines; None: text on a terminal, JSON elsewhere.
@@ -85,6 +87,7 @@ class Settings:
     topic_roots: tuple[str, ...] = ()
     tenant_topic_roots: tuple[tuple[str, str], ...] = ()
     private: tuple[str, ...] = ()
+    tenant: str = DEFAULT_TENANT
     ray_address: str | None = None
     executor: str = "local"
     executor_options: tuple[tuple[str, str], ...] = ()
@@ -171,14 +174,27 @@ class Settings:
         return self.runs / job_id
 
     def for_tenant(self, tenant: str) -> Settings:
-        """Return these settings with the data roots and the store of a tenant."""
+        """Return these settings with the data roots and the store of a tenant; the default one's with added roots."""
         if tenant == DEFAULT_TENANT:
-            return self
+            return self._with_added_roots()
         roots: dict[str, Any] = {
             kind: tuple(root for owner, root in getattr(self, f"tenant_{kind}") if owner == tenant)
             for kind in _ROOT_KINDS
         }
-        return dataclasses.replace(self, **roots, store_url=url_of(self.store_url, tenant))
+        return dataclasses.replace(self, **roots, store_url=url_of(self.store_url, tenant), tenant=tenant)
+
+    def _with_added_roots(self) -> Settings:
+        added = [
+            root
+            for root in added_roots.read(self.home)
+            if root not in self.data_roots and not any(root.is_relative_to(private) for private in self.private)
+        ]
+        if not added:
+            return self
+        settings = dataclasses.replace(self)
+        # Links are not resolved again: a folder that was replaced by a link would open what the link leads to.
+        object.__setattr__(settings, "data_roots", (*self.data_roots, *added))
+        return settings
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:

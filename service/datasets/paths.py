@@ -6,17 +6,19 @@ Files are compared with the data roots after every symbolic link is resolved, ob
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from service.core.errors import Problem, invalid
 from service.core.settings import Settings
+from service.core.tenants import DEFAULT_TENANT
 from service.core.text_validation import storable
 from service.datasets import parquet_limits
 from trainer.data.errors import DataAwayError, DataError
 from trainer.data.sources.locations import beside as of_dataset
-from trainer.data.sources.readers.registry import holds_rows
+from trainer.data.sources.readers.registry import holds_rows, reader_of
 from trainer.data.sources.source import Source
 from trainer.data.sources.tables.registry import is_log
 from trainer.spec import DatasetSpec
@@ -73,8 +75,8 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
         raise invalid(FieldProblem(field, str(error))) from None
     if not any(path.is_relative_to(root) for root in settings.data_roots):
         roots = ", ".join(str(root) for root in settings.data_roots)
-        remedy = "put the file there, or add its directory to EVENKEEL_DATA_ROOTS where the service runs"
         shown = f"'{uri}'" if os.path.isabs(uri) or "://" in uri else f"'{uri}' (here {local_path(uri, beside)})"
+        remedy = _root_remedy(settings, path)
         raise invalid(FieldProblem(field, f"{shown} lies outside the data roots ({roots})", remedy))
     _refuse_private(settings, str(path), field, f"'{uri}'")
     try:
@@ -100,6 +102,14 @@ def allowed(settings: Settings, uri: str, field: str, beside: Path | None = None
             )
         parquet_limits.check(inner, field)
     return path
+
+
+def _root_remedy(settings: Settings, path: Path) -> str:
+    """Return the remedy for a path outside the roots; the path itself is not examined, since it may be secret."""
+    if settings.tenant != DEFAULT_TENANT:
+        return "put the file there, or add its directory to EVENKEEL_TENANT_DATA_ROOTS where the service runs"
+    directory = shlex.quote(str(path if reader_of(path.name) is None else path.parent))
+    return f"put the file there, or run `evenkeel roots add {directory}` on the service's machine"
 
 
 def _refuse_private(settings: Settings, location: str, field: str, named: str) -> None:

@@ -14,6 +14,7 @@ from embeddings.store.files import StoreError
 from service.core import modes
 from service.core.database import Database, UrlError, parsed_url
 from service.core.settings import Settings
+from service.core.tenants import DEFAULT_TENANT
 from service.jobs.executors.base import Check
 from trainer.data.errors import DataError
 from trainer.data.sources.locations import anything_at
@@ -31,7 +32,7 @@ def check_locations() -> Iterator[Check]:
         yield Check("data", "fail", str(error), "correct the variable that the message names")
         return
     yield from check_modes(settings)
-    yield from check_data_roots(settings)
+    yield from check_data_roots(settings.for_tenant(DEFAULT_TENANT))
     yield from check_database(settings)
     yield from check_store(settings)
     yield from check_run_storage(settings)
@@ -61,7 +62,9 @@ def check_data_roots(settings: Settings) -> Iterator[Check]:
         except DataError as error:
             bad.append(str(error))
     if bad:
-        yield Check("data", "fail", f"data root {'; '.join(bad)}", "correct EVENKEEL_DATA_ROOTS")
+        yield Check(
+            "data", "fail", f"data root {'; '.join(bad)}", "correct EVENKEEL_DATA_ROOTS, or `evenkeel roots remove DIR`"
+        )
     elif empty:
         remedy = "put the data there, or correct EVENKEEL_DATA_ROOTS"
         yield Check("data", "warn", f"data root {', '.join(empty)}: no such bucket, or nothing is there", remedy)
