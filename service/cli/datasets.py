@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 datasets = typer.Typer(
-    help="Datasets: register, propose a manifest, fetch public ones, list, profile, delete.", no_args_is_help=True
+    help="Datasets: register, propose a manifest, fetch public ones, list, profile, update, delete.",
+    no_args_is_help=True,
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
@@ -25,6 +27,16 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 @datasets.command("add")
 def add_dataset(file: Annotated[Path, typer.Argument(metavar="FILE.yaml")], as_json: JsonFlag = False) -> None:
     """Register the dataset in a YAML file."""
+    _send(file, Client.add_dataset, "registered", as_json)
+
+
+@datasets.command("update")
+def update_dataset(file: Annotated[Path, typer.Argument(metavar="FILE.yaml")], as_json: JsonFlag = False) -> None:
+    """Replace the registered dataset of the same name; jobs keep the one that they were submitted with."""
+    _send(file, Client.update_dataset, "updated", as_json)
+
+
+def _send(file: Path, send: Callable[[Client, DatasetSpec], Mapping[str, Any]], done: str, as_json: bool) -> None:
     from trainer.spec import load_documents
 
     dataset, _ = load_documents(file)
@@ -33,8 +45,8 @@ def add_dataset(file: Annotated[Path, typer.Argument(metavar="FILE.yaml")], as_j
             f"{file}: holds a job and no dataset", "`evenkeel datasets infer DATA.parquet` proposes a manifest"
         )
     with Client() as client:
-        answer = client.add_dataset(located(dataset) if client.is_local else dataset)
-    output.print_answer(answer, f"dataset {dataset.name} registered", as_json)
+        answer = send(client, located(dataset) if client.is_local else dataset)
+    output.print_answer(answer, f"dataset {dataset.name} {done}", as_json)
 
 
 def located(dataset: DatasetSpec) -> DatasetSpec:

@@ -380,7 +380,7 @@ def _register(client: Client, dataset: DatasetSpec, file: Path) -> None:
     if differ:
         raise CommandError(
             f"{file}: the registered dataset '{dataset.name}' is a different one: it has another {', '.join(differ)}",
-            f"give this one another name, or `evenkeel datasets delete {dataset.name}` first; to train on the one that "
+            f"give this one another name, or `evenkeel datasets update {file}` first; to train on the one that "
             "is registered, leave the dataset out of the file",
         )
 

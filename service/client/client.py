@@ -52,6 +52,11 @@ class Client(JobCalls, VectorCalls):
         """Register a dataset, given as a DatasetSpec or as a mapping with the same fields."""
         return self.json("POST", "/datasets", json=plain(dataset))
 
+    def update_dataset(self, dataset: Any) -> Json:
+        """Replace the registered dataset of the same name; jobs keep the one that they were submitted with."""
+        document = plain(dataset)
+        return self.json("PUT", f"/datasets/{part(document['name'])}", json=document)
+
     def delete_dataset(self, name: str) -> None:
         self.request("DELETE", f"/datasets/{part(name)}")
 

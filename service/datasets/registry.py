@@ -19,10 +19,10 @@ from service.datasets.file_cache import FileCache
 from service.datasets.paths import data_problem
 from trainer.data.errors import DataError
 from trainer.data.sources import figures, infer
-from trainer.spec import DatasetSpec
+from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem
 from trainer.spec.row_filter import filter_columns
-from trainer.spec.stored_specs import StoredJob
+from trainer.spec.stored_specs import StoredJob, to_run
 
 _named: FileCache[list[str]] = FileCache()
 
@@ -129,11 +129,39 @@ async def register(
     if existing is not None:
         if existing["spec"] == document:
             return view(existing), False
-        remedy = "Delete it first, or register this one under another name."
+        remedy = f"Replace it with PUT /v1/datasets/{spec.name}, or register this one under another name."
         raise Problem(409, "dataset-exists", f"A different dataset '{spec.name}' is registered. {remedy}")
     row: DatasetRow = {"tenant": tenant, "name": spec.name, "spec": document, "created_at": tables.now()}
     await connection.execute(tables.dataset.insert().values(row))
     return view(row), True
+
+
+async def replace(database: Database, connection: AsyncConnection, spec: DatasetSpec, tenant: str) -> dict[str, Any]:
+    """Replace the spec of a registered dataset; jobs keep the one that they were submitted with.
+
+    Raises:
+        Problem: 404 if no dataset has this name; 409 if the job of a schedule does not fit the new spec.
+    """
+    await database.exclusive(connection, f"dataset {tenant} {spec.name}")
+    row = await get(connection, tenant, spec.name)
+    for schedule in await _schedules_of(connection, tenant, spec.name):
+        try:
+            JobSpec.model_validate(to_run(schedule.job)).against(spec)
+        except ValueError as error:
+            detail = (
+                f"The job of schedule '{schedule.name}' does not fit it: {error}. Change or delete the schedule first."
+            )
+            raise Problem(409, "dataset-in-use", detail) from None
+    changed: DatasetRow = {**row, "spec": spec.model_dump(mode="json")}
+    await connection.execute(tables.dataset.update().where(_at(tenant, spec.name)).values(spec=changed["spec"]))
+    return view(changed)
+
+
+async def _schedules_of(connection: AsyncConnection, tenant: str, name: str) -> list[sa.Row[Any, Any]]:
+    """Return (name, job) of the schedules whose jobs use a dataset, in the order of their names."""
+    schedule = tables.schedule.c
+    query = sa.select(schedule.name, schedule.job).where(schedule.tenant == tenant).order_by(schedule.name)
+    return [row for row in await connection.execute(query) if StoredJob(row.job).dataset_name == name]
 
 
 async def get(connection: AsyncConnection, tenant: str, name: str) -> DatasetRow:
@@ -146,9 +174,7 @@ async def get(connection: AsyncConnection, tenant: str, name: str) -> DatasetRow
 async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
     """Remove the dataset from the registry. Its files stay, and its jobs, since each has a copy of the spec."""
     await get(connection, tenant, name)
-    schedule = tables.schedule.c
-    users = await connection.execute(sa.select(schedule.name, schedule.job).where(schedule.tenant == tenant))
-    using = sorted(row.name for row in users if StoredJob(row.job).dataset_name == name)
+    using = [row.name for row in await _schedules_of(connection, tenant, name)]
     if using:
         detail = f"Dataset '{name}' is used by the schedules {', '.join(using)}. Delete or change them first."
         raise Problem(409, "dataset-in-use", detail)

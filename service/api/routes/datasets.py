@@ -15,6 +15,7 @@ from service.core.rows import DatasetRow
 from service.datasets import registry
 from service.identity.auth import JobsReader, JobsWriter
 from trainer.spec import DatasetSpec, Name
+from trainer.spec.problems import FieldProblem
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
 
@@ -71,6 +72,20 @@ async def profile(request: Request, name: str, principal: JobsReader) -> dict[st
         row = await registry.get(connection, principal.tenant, name)
     spec = DatasetSpec.model_validate(row["spec"])
     return await thread_pools.in_thread(registry.profile, request.app.state.settings.for_tenant(principal.tenant), spec)
+
+
+@router.put("/{name}", responses=errors.responses(404, 409))
+async def replace(request: Request, name: str, body: DatasetSpec, principal: JobsWriter) -> dict[str, Any]:
+    """Replace a dataset's manifest; jobs keep the one that they were submitted with, schedules use the new one."""
+    database = request.app.state.database
+    async with database.read() as connection:
+        await registry.get(connection, principal.tenant, name)
+    if body.name != name:
+        message = f"it is '{body.name}', and the address names '{name}'"
+        raise errors.invalid(FieldProblem("name", message, "give both the same name"))
+    await asyncio.to_thread(registry.check_files, request.app.state.settings.for_tenant(principal.tenant), body)
+    async with database.write() as connection:
+        return await registry.replace(database, connection, body, principal.tenant)
 
 
 @router.delete("/{name}", status_code=204, responses=errors.responses(404, 409))

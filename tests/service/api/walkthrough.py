@@ -222,6 +222,7 @@ class Tour:
         await self._page("/datasets")
         await self._page("/datasets/{dataset}", "ratings")
         await self.visit("GET /dashboard/parts/profile/{dataset}", "ratings")
+        await self.visit("PUT /v1/datasets/{name}", "spare", body={**dataset, "name": "spare", "max_bad_rows": 0.01})
         await self.visit("DELETE /v1/datasets/{name}", "spare")
 
     async def _jobs(self) -> None:

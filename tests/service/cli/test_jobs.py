@@ -71,7 +71,9 @@ def test_submit_of_another_dataset_of_the_same_name_names_what_differs(run: Run,
     done = run("submit", str(new))
     assert (done.code, done.out) == (1, "")
     assert f"the registered dataset '{dataset['name']}' is a different one: it has another {field}\n" in done.err
-    assert f"evenkeel datasets delete {dataset['name']}" in done.err
+    assert f"evenkeel datasets update {new}" in done.err
+    assert run("datasets", "update", str(new)).out == f"dataset {dataset['name']} updated\n"
+    assert run("submit", str(new)).code == 0
 
 
 def test_submit_registers_nothing_for_a_job_that_does_not_fit(run: Run, new: Path):

@@ -27,6 +27,7 @@ COMMANDS = {
     "GET /v1/datasets": "datasets list",
     "POST /v1/datasets/infer": "datasets infer",
     "GET /v1/datasets/{name}/profile": "datasets profile",
+    "PUT /v1/datasets/{name}": "datasets update",
     "DELETE /v1/datasets/{name}": "datasets delete",
     "POST /v1/schedules": "schedules add",
     "GET /v1/schedules": "schedules list",

@@ -71,6 +71,8 @@ def test_datasets(served: Served, client: Client):
     assert client.dataset("others")["uri"] == document["uri"]
     assert "others" in [one["name"] for one in client.datasets()]
     assert client.profile("others")["rows"] == 3
+    assert client.update_dataset({**document, "max_bad_rows": 0.5})["max_bad_rows"] == 0.5
+    assert client.dataset("others")["max_bad_rows"] == 0.5
     client.delete_dataset("others")
     with pytest.raises(ProblemError) as caught:
         client.dataset("others")

@@ -12,7 +12,10 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import sqlalchemy as sa
+from fastapi import FastAPI
 
+from service.core import tables
 from service.core.settings import Settings
 from tests.service import published
 from tests.service.service_kit import client_of, job_body, running
@@ -35,6 +38,50 @@ async def test_register_get_list_delete(client: httpx.AsyncClient, dataset_body:
     assert (await client.delete("/v1/datasets/ratings")).status_code == 204
     assert (await client.delete("/v1/datasets/ratings")).status_code == 404
     assert (await client.get("/v1/datasets/ratings")).status_code == 404
+
+
+async def test_a_dataset_is_replaced_and_jobs_keep_theirs(
+    app: FastAPI, client: httpx.AsyncClient, dataset_body: dict[str, Any]
+) -> None:
+    replaced = {**dataset_body, "max_bad_rows": 0.25}
+    assert (await client.put("/v1/datasets/ratings", json=replaced)).status_code == 404
+    made = (await client.post("/v1/datasets", json=dataset_body)).json()
+    job = (await client.post("/v1/jobs", json=job_body())).json()["id"]
+    answer = await client.put("/v1/datasets/ratings", json=replaced)
+    assert (answer.status_code, answer.json()) == (200, {**made, "max_bad_rows": 0.25})
+    assert (await client.get("/v1/datasets/ratings")).json() == answer.json()
+    later = (await client.post("/v1/jobs", json=job_body())).json()["id"]
+    async with app.state.database.read() as connection:
+        rows = await connection.execute(sa.select(tables.job.c.id, tables.job.c.dataset_spec))
+        kept = {row.id: row.dataset_spec.get("max_bad_rows") for row in rows}
+    assert kept == {job: made.get("max_bad_rows"), later: 0.25}
+
+
+async def test_a_replacement_is_checked_as_a_new_dataset_is(
+    client: httpx.AsyncClient, dataset_body: dict[str, Any]
+) -> None:
+    made = (await client.post("/v1/datasets", json=dataset_body)).json()
+    for change, field, message in (
+        ({"uri": "/etc/passwd"}, "uri", "outside the data roots"),
+        ({"features": {"nobody": {"type": "id"}}}, "features.nobody", "no column"),
+        ({"name": "others"}, "name", "the address names 'ratings'"),
+    ):
+        refused(await client.put("/v1/datasets/ratings", json={**dataset_body, **change}), field, message)
+    assert (await client.get("/v1/datasets/ratings")).json() == made
+
+
+async def test_a_replacement_fits_the_jobs_of_schedules(
+    client: httpx.AsyncClient, dataset_body: dict[str, Any]
+) -> None:
+    await client.post("/v1/datasets", json=dataset_body)
+    job = {key: value for key, value in job_body().items() if key != "idempotency_key"}
+    job["dataset"] = {"name": "ratings", "window": {"start": "{firing_date}", "days": 1}}
+    schedule = {"name": "nightly", "cron": "0 3 * * *", "timezone": "UTC", "job": job}
+    assert (await client.post("/v1/schedules", json=schedule)).status_code == 201
+    answer = await client.put("/v1/datasets/ratings", json={**dataset_body, "partition": None})
+    assert answer.status_code == 409
+    assert "schedule 'nightly' does not fit it" in answer.json()["detail"]
+    assert (await client.put("/v1/datasets/ratings", json={**dataset_body, "max_bad_rows": 0.5})).status_code == 200
 
 
 async def test_lists_come_in_pages(client: httpx.AsyncClient, dataset_body: dict[str, Any]) -> None:

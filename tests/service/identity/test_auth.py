@@ -40,6 +40,7 @@ ROUTES = [
     ("POST", "/v1/datasets/infer", "jobs:read", "jobs:write"),
     ("GET", "/v1/datasets/x", "features:read", "jobs:read"),
     ("GET", "/v1/datasets/x/profile", "features:read", "jobs:read"),
+    ("PUT", "/v1/datasets/x", "jobs:read", "jobs:write"),
     ("DELETE", "/v1/datasets/x", "jobs:read", "jobs:write"),
     ("GET", "/v1/schedules", "features:read", "jobs:read"),
     ("POST", "/v1/schedules", "jobs:read", "jobs:write"),
