@@ -115,7 +115,7 @@ def _parts(shown: Picture) -> list[tuple[str, list[dict[str, Any]], dict[str, st
     return [
         ("Running and waiting", shown.active, ACTIVE_COLUMNS),
         ("Held", shown.held, HELD_COLUMNS),
-        ("Ended last", shown.ended, ENDED_COLUMNS),
+        ("Recently finished", shown.ended, ENDED_COLUMNS),
     ]
 
 

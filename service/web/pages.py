@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
+from service.core.errors import Problem
 from service.web.content import (
     access,
     collections,
@@ -102,6 +103,14 @@ PAGES: tuple[Page, ...] = (
     ),
     Page("/dashboard/access", "Access", "access.html", access.gather, scope="admin"),
 )  # fmt: skip
+
+
+async def _nothing(request: DashboardRequest) -> dict[str, Any]:
+    raise Problem(404, "not-found", f"There is no page /dashboard/{request.path['address']}.")
+
+
+UNKNOWN = Page("/dashboard/{address:path}", "Not found", "problem.html", _nothing, is_live=False)
+"""Page of every other address below ``/dashboard/``."""
 
 PARTS: tuple[Part, ...] = (
     Part("/dashboard/parts/versions/{collection}", "versions.html", versions.gather, "features:read"),

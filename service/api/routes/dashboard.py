@@ -93,6 +93,11 @@ for part in pages.PARTS:
     add_part(router, part)
 
 
+@router.get(pages.UNKNOWN.address)
+async def unknown(request: Request, principal: MaybePrincipal) -> Response:
+    return await whole(request, principal, pages.UNKNOWN)
+
+
 @router.get("/static/{name}")
 async def static(name: str) -> Response:
     if name not in rendering.STATIC:

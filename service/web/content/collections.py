@@ -32,9 +32,11 @@ def describe(collection: Collection, *, all_versions: bool = False) -> dict[str,
     manifests = collection.versions()
     shown = summary(collection)
     newest = manifests[::-1] if all_versions else manifests[::-1][:NUM_VERSIONS]
+    by_name = {manifest["version"]: manifest for manifest in manifests}
     readable = [manifest for manifest in manifests[::-1] if manifest["state"] != "expired" and not manifest["damaged"]]
     return {
         "collection": shown,
+        "grown": grown(by_name, shown["current"]),
         "held": held_now(collection, shown["held"]),
         "versions": [_version(manifest, shown["current"]) for manifest in newest],
         "num_more": len(manifests) - len(newest),
@@ -43,6 +45,17 @@ def describe(collection: Collection, *, all_versions: bool = False) -> dict[str,
         "gate": gate_charts(manifests),
         "history": collection.history()[::-1][:NUM_SWITCHES],
     }
+
+
+def grown(manifests: Mapping[str, Mapping[str, Any]], version: str | None) -> str:
+    """Return in words by how many items a version differs from its parent; empty if the parent is not there."""
+    served = manifests.get(version or "", {})
+    parent = manifests.get(served.get("parent") or "")
+    if parent is None:
+        return ""
+    more = served["rows"] - parent["rows"]
+    count = f"{abs(more):,} {'more' if more > 0 else 'fewer'}" if more else "as many"
+    return f"{count} {'than' if more else 'as'} {parent['version']}"
 
 
 def _version(manifest: dict[str, Any], current: str | None) -> dict[str, Any]:

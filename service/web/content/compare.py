@@ -38,7 +38,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
         if job_id not in jobs_by_id:
             raise not_found("job", job_id)
     jobs = [jobs_by_id[job_id] for job_id in ids]
-    metrics = metrics_of(jobs)
+    metrics, found = metrics_of(jobs), differences([job["spec"] for job in jobs])
     metric = request.asked("metric")
     metric = metric if metric in metrics else next(iter(metrics), None)
     return {
@@ -47,8 +47,14 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
         "metric": metric,
         "charts": [] if metric is None else curves(jobs, metric),
         "last": last_figures(jobs, metrics),
-        "differences": differences([job["spec"] for job in jobs]),
+        "differences": [row for row in found if not _publishes(row[0])],
+        "publishing": [row for row in found if _publishes(row[0])],
     }
+
+
+def _publishes(path: str) -> bool:
+    """Return True for a field of ``publish``: a job that publishes has dozens of them that one without it lacks."""
+    return path.partition(".")[0] == "publish"
 
 
 def metrics_of(jobs: list[dict[str, Any]]) -> list[str]:

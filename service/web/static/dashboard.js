@@ -15,7 +15,7 @@ function showTimes() {
   for (const time of document.querySelectorAll("time[datetime]")) {
     time.title ||= time.textContent;
     if ("exact" in time.dataset) {
-      time.textContent = new Date(time.dateTime).toLocaleString([], { dateStyle: "full", timeStyle: "short" });
+      time.textContent = new Date(time.dateTime).toLocaleString([], { dateStyle: "full", timeStyle: "long" });
       continue;
     }
     time.textContent = ago((Date.now() - Date.parse(time.dateTime)) / 1000);

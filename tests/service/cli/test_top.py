@@ -36,7 +36,7 @@ def test_it_follows_jobs_on_the_screen_until_it_is_told_to_end(served: Served) -
     shown = subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=environment, close_fds=True)
     os.close(side)
     try:
-        assert "Running and waiting" in read_until(terminal, "Ended last")
+        assert "Running and waiting" in read_until(terminal, "Recently finished")
         with Client(served.url, served.key) as client:
             job = client.submit(serving.job("followed"))
             assert "followed" in read_until(terminal, "followed")

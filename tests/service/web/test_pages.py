@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fastapi import APIRouter
 
 from service.api.routes import dashboard
 from service.core import tables
@@ -21,6 +22,7 @@ from service.web.pages import Page
 from service.web.rendering import duration, figure, size, verdicts
 from service.web.request import DashboardRequest
 from tests.service import published
+from tests.service.service_kit import job_body
 from tests.service.web.seeded import job_spec
 
 pytestmark = pytest.mark.anyio
@@ -154,7 +156,7 @@ async def test_pages_say_what_there_is(app, client, stranger, admin_key: str, se
         "/": (
             "1 job runs", "1 job waits", "1 failed in the last day", "1 held", "v000002", "serves v000001", "0.85",
             "1 of 1 checks of the gate failed: mean_cosine.", "123,456 examples/s", "column 'click' holds <NaN>",
-            "every-night", "0 3 * * *", "Europe/Berlin", "disk: ok",
+            "every-night", "0 3 * * *", "Europe/Berlin", "disk: ok", "Next runs", "Recently finished",
         ),
         "/dashboard/jobs": (
             ids["adam"], "0.7495", "mean_cosine 0.10 is below 0.85", "column 'click' holds <NaN> clean it",
@@ -165,7 +167,9 @@ async def test_pages_say_what_there_is(app, client, stranger, admin_key: str, se
         ),
         f"/dashboard/compare?job={ids['adam']}&job={ids['adam-ar']}": ("optimizer.kind", "adam_ar", "0.75050"),
         "/dashboard/collections": ("items", "v000001", "1 in a row"),
-        "/dashboard/collections/items": ("mean_cosine", "1 failed of 1", "serves v000001"),
+        "/dashboard/collections/items": (
+            "mean_cosine", "1 failed of 1", "serves v000001", "50 items; all have a vector.",
+        ),
         "/dashboard/schedules": ("every-night", "0 3 * * *", "Europe/Berlin", "stopped", "paused"),
         "/dashboard/schedules/every-night": ("The schedule has not fired yet", "two_tower"),
         "/dashboard/datasets": ("clicks", "user, item"),
@@ -349,6 +353,7 @@ async def test_what_is_not_there_is_a_page_that_says_so(stranger, admin_key: str
         "/dashboard/collections/none": "there is no collection 'none'",
         "/dashboard/schedules/none": "There is no schedule 'none'.",
         "/dashboard/datasets/none": "There is no dataset 'none'.",
+        "/dashboard/nothing/<b>": "There is no page /dashboard/nothing/<b>.",
     }.items():
         page = await stranger.get(address)
         assert page.status_code == 404, address
@@ -357,6 +362,24 @@ async def test_what_is_not_there_is_a_page_that_says_so(stranger, admin_key: str
     many = await stranger.get("/dashboard/compare?" + "&".join(f"job=job_{number}" for number in range(7)))
     assert many.status_code == 422
     assert "compare at most 6" in str(Text(many.text))
+
+
+async def test_fields_of_publish_are_apart_from_what_the_models_differ_in(
+    client, stranger, admin_key: str, dataset_body: dict[str, Any]
+):
+    assert (await client.post("/v1/datasets", json=dataset_body)).status_code == 201
+    publish = {"publish": {"collection": "items", "feature": "item"}}
+    bodies = ({}, publish, {"epochs": 7, **publish})
+    ids = [(await client.post("/v1/jobs", json=job_body(**{"publish": None} | body))).json()["id"] for body in bodies]
+    await signed_in(stranger, admin_key)
+    page = (await stranger.get(f"/dashboard/compare?job={ids[0]}&job={ids[2]}")).text
+    models, publishing = page.split('<details id="publishing">')
+    assert "<code>epochs</code>" in models
+    assert "<code>publish." not in models
+    assert "<code>publish.collection</code>" in publishing
+    alone = (await stranger.get(f"/dashboard/compare?job={ids[0]}&job={ids[1]}")).text
+    assert '<details id="publishing" open>' in alone
+    assert "publishing" not in (await stranger.get(f"/dashboard/compare?job={ids[1]}&job={ids[2]}")).text
 
 
 async def test_another_page_is_linked_and_asked_for_its_own_content(
@@ -368,7 +391,9 @@ async def test_another_page_is_linked_and_asked_for_its_own_content(
         return {"scope": f"of {request.path['name']} {request.asked('q')}"}
 
     another = Page("/dashboard/another/{name}", "Another", "lacking.html", gather, under="/dashboard/jobs")
-    dashboard.add_routes(app, another)
+    added = APIRouter()
+    dashboard.add_routes(added, another)
+    app.router.routes[:0] = added.routes  # the last route is that of unknown addresses
     assert 'id="login"' in (await stranger.get("/dashboard/another/one")).text
     await signed_in(stranger, admin_key)
     monkeypatch.setattr(pages, "PAGES", (*pages.PAGES, another))

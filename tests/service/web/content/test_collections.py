@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embeddings.store import Collection, open_store
-from service.web.content.collections import gate_charts
+from service.web.content.collections import gate_charts, grown
 from service.web.content.held import why_held
 from service.web.content.versions import drift, maps
 from tests.service import published
@@ -129,3 +129,14 @@ def test_drift_counts_what_came_and_went_and_finds_what_moved(collection: Collec
     assert found["moved"][0][0] == 7
     assert found["least"] == pytest.approx(-1.0, abs=1e-6)
     assert found["mean"] == pytest.approx(23 / 25, abs=1e-6)
+
+
+def test_a_version_is_told_by_how_much_it_grew(collection: Collection):
+    random = np.random.default_rng(0)
+    sizes = (20, 25, 24, 24)
+    versions = [write(collection, np.arange(size), random.standard_normal((size, DIM))) for size in sizes]
+    manifests = {manifest["version"]: manifest for manifest in collection.versions()}
+    said = [grown(manifests, version) for version in versions]
+    first, second, third, _ = versions
+    assert said == ["", f"5 more than {first}", f"1 fewer than {second}", f"as many as {third}"]
+    assert grown(manifests, None) == ""
