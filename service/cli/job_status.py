@@ -135,18 +135,10 @@ def starved(job: Mapping[str, Any]) -> str | None:
 
 
 def best_epoch(job: Mapping[str, Any]) -> int | None:
-    """Return the best epoch by the metric of the validation rows that early stopping watches; None without one."""
-    from trainer.spec.evaluation import is_lower_better
-    from trainer.spec.label_tasks import best_by
+    """Return the best epoch as :func:`trainer.spec.label_tasks.best_epoch` does."""
+    from trainer.spec import label_tasks  # at the start of a command it would take too long
 
-    rows = [row for row in job.get("metrics") or [] if row.get("split") == "validation"]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    label = next((name.partition("/")[2] for name in names if "/" in name), "")
-    regularizers = (job.get("spec") or {}).get("regularizers") or {}
-    metric = (regularizers.get("early_stopping") or {}).get("metric") or best_by(names, label)
-    values = {row["epoch"]: row[metric] for row in rows if row.get(metric) is not None} if metric else {}
-    sign = -1.0 if metric and is_lower_better(metric) else 1.0
-    return max(values, key=lambda epoch: (sign * values[epoch], -epoch)) if values else None
+    return label_tasks.best_epoch(job)
 
 
 def auc(job: Mapping[str, Any]) -> str:

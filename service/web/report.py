@@ -11,6 +11,7 @@ from service.web.charts.lines import Series, calibration_chart, line_chart
 from service.web.content.held import why_held
 from service.web.content.job_rows import curve, measured
 from trainer.spec.evaluation import CHARTED, figures_named, is_table
+from trainer.spec.label_tasks import best_epoch
 from trainer.spec.stored_specs import StoredJob
 
 OVERFIT = 0.002
@@ -112,10 +113,14 @@ def charts_of(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def figures_of(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the job's metrics as tables: ``columns`` and ``cells`` by epoch, ``calibrations`` and ``buckets``."""
+    """Return the job's metrics as tables: ``columns`` and ``cells`` by epoch, ``calibrations`` and ``buckets``.
+
+    ``best`` is the best epoch by validation, as its cell has it; empty without one.
+    """
     columns = ["epoch", "split", *(name for metric in job["metrics"] for name in metric if not is_table(name))]
     columns = list(dict.fromkeys(columns))
     return {
+        "best": _cell(best_epoch(job)),
         "columns": columns,
         "cells": [[_cell(metric.get(name)) for name in columns] for metric in job["metrics"]],
         "calibrations": [_calibration(metric, name) for metric, name in _tables(job, "calibration")],

@@ -164,6 +164,7 @@ async def test_pages_say_what_there_is(app, client, stranger, admin_key: str, se
         ),
         f"/dashboard/jobs/{ids['adam']}": (
             "validation AUC fell by 0.0400 from epoch 1 to epoch 4: it overfits", "two_tower", "predicted memory",
+            "Bold: epoch 1, the best by validation.",
         ),
         f"/dashboard/compare?job={ids['adam']}&job={ids['adam-ar']}": ("optimizer.kind", "adam_ar", "0.75050"),
         "/dashboard/collections": ("items", "v000001", "1 in a row"),
