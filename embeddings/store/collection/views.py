@@ -42,7 +42,7 @@ class ServedView:
     first: VersionManifest | None = None
 
     def public(self) -> dict[str, Any]:
-        """Return the form for users; for a view of an earlier generation it has the manifest's entry of the ``map``."""
+        """Return the view as the API shows it; one of an earlier generation has ``map``, the entry of the manifest."""
         view = {**self.entry.public(), "name": self.name}
         if self.first is None:
             return view
