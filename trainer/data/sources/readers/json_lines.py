@@ -23,7 +23,7 @@ _BLOCK_BYTES = 1 << 24
 _ROW = re.compile(r"in row (\d+)$")
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 # In JSON, two quotes side by side are an empty text unless a backslash escapes the first; a key has a colon behind it.
-_EMPTY = re.compile(rb'(?<!\\)""(?=\s*[,\]}])')
+_EMPTY = re.compile(rb'""(?<!\\"")(?=\s*[,\]}])')
 MAX_DEPTH = 256
 _AS_BRACES = bytes.maketrans(b"[]", b"{}")
 _OTHER_BYTES = bytes(set(range(256)) - set(b'"[]{}'))

@@ -109,3 +109,11 @@ def test_digits_of_times_behind_microseconds_are_cut_as_in_files():
         "2026-11-25 09:00:00.123456", "2026-11-25 09:00:00", "2026-11-25 00:00:00", "None",
     ]  # fmt: skip
     assert list(read.problems) == [4, 5]
+
+
+@pytest.mark.parametrize(("name", "write"), [("json_lines", as_json), ("arrow", as_arrow)])
+def test_an_empty_text_is_null(name, write):
+    numbers = {"user": "", "price": ""} if name == "json_lines" else {"user": None, "price": None}
+    decoded = format_named(name).decode([write({**numbers, "item": "", "recent": ["", "b"]}, ROW)])
+    assert decoded.problems == {}
+    assert decoded.batch.to_pylist() == [{**BARE, "recent": [None, "b"]}, ROW]
