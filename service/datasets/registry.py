@@ -129,8 +129,9 @@ async def register(
     if existing is not None:
         if existing["spec"] == document:
             return view(existing), False
-        remedy = f"Replace it with PUT /v1/datasets/{spec.name}, or register this one under another name."
-        raise Problem(409, "dataset-exists", f"A different dataset '{spec.name}' is registered. {remedy}")
+        update = f"'evenkeel datasets update FILE.yaml' (PUT /v1/datasets/{spec.name})"
+        detail = f"A different dataset '{spec.name}' is registered. Replace it with {update}, or choose another name."
+        raise Problem(409, "dataset-exists", detail)
     row: DatasetRow = {"tenant": tenant, "name": spec.name, "spec": document, "created_at": tables.now()}
     await connection.execute(tables.dataset.insert().values(row))
     return view(row), True
