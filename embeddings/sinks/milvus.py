@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from embeddings.sinks.base import Batch, Content, SinkBusy, SinkError
+from embeddings.sinks.base import Content, SinkBusy, SinkError
 from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of
 
 LEASE_SECONDS = 10.0
@@ -40,11 +41,14 @@ class MilvusSink:
     """
 
     def __init__(self, url: str):
+        parts = urlsplit(url)
         try:
             import pymilvus
+
+            if not parts.hostname:
+                import milvus_lite
         except ImportError as error:
-            raise ImportError(f"pymilvus cannot be imported ({error}): pip install 'evenkeel[milvus]'") from error
-        parts = urlsplit(url)
+            raise ImportError(f"Milvus cannot be used ({error}): pip install 'evenkeel[milvus]'") from error
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         token, secure, index = (options.pop(*option) for option in (("token", ""), ("secure", ""), ("index", "none")))
         if options or secure not in ("", "true") or index not in INDEXES:
@@ -53,35 +57,36 @@ class MilvusSink:
             raise SinkError("a URL of Milvus is milvus://HOST:PORT/DATABASE, or milvus:///FILE.db for Milvus Lite")
         self._milvus, self._index = pymilvus, INDEXES[index]
         self._beats: dict[str, tuple[Any, float]] = {}
-        self._file = None if parts.hostname else Path(unquote(parts.path))
-        self._options: dict[str, Any] = {"uri": str(self._file), "timeout": ANSWER_SECONDS}
+        self._options: dict[str, Any] = {"uri": unquote(parts.path), "timeout": ANSWER_SECONDS}
+        self._close_file = None if parts.hostname else milvus_lite.server_manager_instance.release_server
         if parts.hostname:
+            token = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else token
             address = f"{'https' if secure else 'http'}://{parts.hostname}:{parts.port or 19530}"
             self._options |= {"uri": address, "token": token, "db_name": unquote(parts.path.strip("/"))}
 
     def holds(self, table: str) -> str | None:
         with self._client() as client:
-            return _identity(_names(table), _target(client, _names(table).alias))
+            return _identity(table, _target(client, _names(table)[0]))
 
     def load(self, content: Content) -> None:
-        names = _names(content.table)
+        alias, _, prefix = _names(content.table)
         with self._client() as client:
             served = self._clear(client, content.table)
-            identity = _identity(names, served)
+            identity = _identity(content.table, served)
             if identity == content.identity:
                 return
-            if (served is not None and identity is None) or names.alias in client.list_collections():
-                raise SinkError(f"'{names.alias}' there is not Evenkeel's: rename it, or use another database")
-            name = f"{names.prefix}{content.identity}_{uuid.uuid4().hex[:8]}"
+            if (served is not None and identity is None) or alias in client.list_collections():
+                raise SinkError(f"'{alias}' there is not Evenkeel's: rename it, or use another database")
+            name = f"{prefix}{content.identity}_{uuid.uuid4().hex[:8]}"
             client.create_collection(name, schema=self._schema(client, content), properties={_BEAT: "0"})
             try:
                 with self._locked(client, content.table, name):
                     self._fill(client, content, name)
-                    (client.create_alias if served is None else client.alter_alias)(name, names.alias)
+                    (client.create_alias if served is None else client.alter_alias)(name, alias)
             except BaseException:
                 # If the server is away, the next load removes it.
                 with contextlib.suppress(self._milvus.MilvusException):
-                    if _target(client, names.alias) != name:
+                    if _target(client, alias) != name:
                         _remove(client, name)
                 raise
 
@@ -92,7 +97,7 @@ class MilvusSink:
     def drop(self, table: str) -> None:
         with self._client() as client:
             served = self._clear(client, table)
-            if _identity(_names(table), served) is not None:
+            if _identity(table, served) is not None:
                 _remove(client, served)
 
     def _schema(self, client: Any, content: Content) -> Any:
@@ -107,7 +112,9 @@ class MilvusSink:
     def _fill(self, client: Any, content: Content, name: str) -> None:
         step = max(1, REQUEST_BYTES // (4 * content.dim + 512))
         for batch in content.batches():
-            rows = _rows(batch, content.version)
+            words, version = [STATUS_NAMES[status] for status in batch.statuses], itertools.repeat(content.version)
+            columns = arrow_of(batch.keys).to_pylist(), words, batch.norms.tolist(), batch.vectors, version
+            rows = [dict(zip(_FIELDS, row, strict=True)) for row in zip(*columns, strict=False)]
             for start in range(0, len(rows), step):
                 client.insert(name, rows[start : start + step])
         client.flush(name)
@@ -117,7 +124,8 @@ class MilvusSink:
         client.load_collection(name)
         deadline = time.monotonic() + ANSWER_SECONDS
         # From the switch on, readers see all rows whatever consistency they ask for.
-        while (count := _count(client, name)) != content.num_rows:
+        question = {"filter": "", "output_fields": ["count(*)"], "consistency_level": "Eventually"}
+        while (count := client.query(name, **question)[0]["count(*)"]) != content.num_rows:
             if time.monotonic() > deadline:
                 raise SinkError(f"'{name}': the server shows {count} of {content.num_rows} rows: see its log")
             time.sleep(0.1)
@@ -128,17 +136,17 @@ class MilvusSink:
         Raises:
             SinkBusy: another process is loading the table.
         """
-        names = _names(table)
+        alias, lock, prefix = _names(table)
         # A process that loads makes its collection first: one made after this look stays.
-        found = [name for name in client.list_collections() if name.startswith(names.prefix)]
-        holder, served = _target(client, names.lock), _target(client, names.alias)
+        found = [name for name in client.list_collections() if name.startswith(prefix)]
+        holder, served = _target(client, lock), _target(client, alias)
         if holder is not None:
             beat, now = (holder, client.describe_collection(holder)["properties"].get(_BEAT)), time.monotonic()
             last, since = self._beats.get(table, (None, now))
             if holder != served and (beat != last or now - since < LEASE_SECONDS):
                 self._beats[table] = beat, since if beat == last else now
                 raise SinkBusy(f"another process is loading '{table}'")
-            client.drop_alias(names.lock)
+            client.drop_alias(lock)
         for name in found:
             if name != served:
                 _remove(client, name)
@@ -147,10 +155,11 @@ class MilvusSink:
     @contextlib.contextmanager
     def _locked(self, client: Any, table: str, name: str) -> Iterator[None]:
         """Hold a table's lock by a collection while the block runs; once readers see the collection, it is no lock."""
+        lock = _names(table)[1]
         try:
-            client.create_alias(name, _names(table).lock)
+            client.create_alias(name, lock)
         except self._milvus.MilvusException:
-            if _target(client, _names(table).lock) is None:
+            if _target(client, lock) in (None, name):
                 raise
             raise SinkBusy(f"another process is loading '{table}'") from None
         ended = threading.Event()
@@ -171,54 +180,36 @@ class MilvusSink:
     @contextlib.contextmanager
     def _client(self) -> Iterator[Any]:
         with contextlib.ExitStack() as stack:
-            if self._file is not None:
-                from milvus_lite.server_manager import server_manager_instance  # type: ignore[import-not-found]
-
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                # Other processes can open the file afterwards.
-                stack.callback(server_manager_instance.release_server, str(self._file))
             try:
+                if self._close_file is not None:
+                    Path(self._options["uri"]).parent.mkdir(parents=True, exist_ok=True)
+                    # Other processes can open the file afterwards.
+                    stack.callback(self._close_file, self._options["uri"])
                 client = self._milvus.MilvusClient(**self._options)
             except self._milvus.exceptions.ConnectionConfigException:
-                raise SinkBusy(f"{self._file} cannot be opened, or another process has it open") from None
+                if self._close_file is None:
+                    raise
+                raise SinkBusy(f"{self._options['uri']} cannot be opened: another process may have it open") from None
             yield stack.enter_context(contextlib.closing(client))
 
 
-class _Names(NamedTuple):
-    """A table's alias for readers, alias of its lock, and beginning of the names of its collections."""
-
-    alias: str
-    lock: str
-    prefix: str
-
-
-def _names(table: str) -> _Names:
+def _names(table: str) -> tuple[str, str, str]:
+    """Return a table's alias for readers, alias of its lock, and beginning of the names of its collections."""
     # Milvus takes no hyphens, and no digit in front.
     alias = "_" * table[0].isdigit() + table.replace("-", "_")
     prefix = f"{alias}_{hashlib.blake2b(table.encode(), digest_size=4).hexdigest()}_"
-    return _Names(alias, f"{prefix}lock", prefix)
+    return alias, f"{prefix}lock", prefix
 
 
-def _identity(names: _Names, name: str | None) -> str | None:
+def _identity(table: str, name: str | None) -> str | None:
     """Return the identity in the name of a collection; None if it is not one of the table's."""
-    is_ours = name is not None and name.startswith(names.prefix)
-    return name.removeprefix(names.prefix).rpartition("_")[0] if is_ours and name else None
-
-
-def _rows(batch: Batch, version: str) -> list[dict[str, Any]]:
-    words = [STATUS_NAMES[status] for status in batch.statuses]
-    columns = (arrow_of(batch.keys).to_pylist(), words, batch.norms.tolist(), batch.vectors, [version] * len(words))
-    return [dict(zip(_FIELDS, row, strict=True)) for row in zip(*columns, strict=True)]
+    ours, prefix, rest = (name or "").rpartition(_names(table)[2])
+    return rest.rpartition("_")[0] if prefix and not ours else None
 
 
 def _target(client: Any, alias: str) -> str | None:
     """Return the collection that an alias leads to; None if there is no such alias."""
     return client.describe_alias(alias)["collection_name"] if alias in client.list_aliases()["aliases"] else None
-
-
-def _count(client: Any, name: str) -> int:
-    (row,) = client.query(name, filter="", output_fields=["count(*)"], consistency_level="Eventually")
-    return int(row["count(*)"])
 
 
 def _remove(client: Any, name: str) -> None:
