@@ -3,10 +3,10 @@
     python -m benchmarks.sinks [--rows 100000] [--dim 64] [--kills 20] [--only lancedb|milvus|postgresql] [--seed 0]
 
 One JSON line per kind of sink: a directory of LanceDB, a server of Milvus Lite that it starts, both if they are
-installed, and the PostgreSQL at EVENKEEL_TEST_POSTGRES if it has pgvector. A version is loaded and refreshed three times without readers: ``rows_per_second`` is the median of the three
-loads. Then a reader reads all rows, over and over. Meanwhile the collection is refreshed three times more, promoted and
-rolled back, and processes that load it are killed (SIGKILL) at random times; after half of the kills, the load is
-done again to its end:
+installed, and the PostgreSQL at EVENKEEL_TEST_POSTGRES if it has pgvector. A version is loaded and refreshed three
+times without readers: ``rows_per_second`` is the median of the three loads. Then a reader reads all rows, over and
+over. Meanwhile the collection is refreshed three times more, promoted and rolled back, and processes that load it are
+killed (SIGKILL) at random times; after half of the kills, the load is done again to its end:
 
 - ``killed_while_loading``: kills that came before the process had ended;
 - ``reads``, ``switches_seen``, ``mixed``: reads, changes of version between them, and reads that were not the whole of
@@ -160,10 +160,9 @@ class MilvusReader:
     def look(self) -> Look:
         # One version is one collection: the alias may move between two answers.
         name = self._client.describe_alias(TABLE)["collection_name"]
-        rows = [(row["norm"], row["vector"][0], row["version"]) for row in self._read(name, "norm", "vector", "version")]
-        norms, firsts, versions = zip(*rows, strict=True)
-        ends = ((min(column), max(column)) for column in (norms, firsts, versions))
-        return Look(len(rows), *ends)
+        rows = self._read(name, "norm", "vector", "version")
+        norms, firsts, versions = zip(*((row["norm"], row["vector"][0], row["version"]) for row in rows), strict=True)
+        return Look(len(rows), *((min(column), max(column)) for column in (norms, firsts, versions)))
 
     def rows(self) -> tuple[Array, Array]:
         rows = sorted((row["id"], row["vector"]) for row in self._read(TABLE, "id", "vector"))

@@ -29,7 +29,10 @@ ANSWER_SECONDS = 600.0
 """Longest wait for the answer to one call, and for the server to show all loaded rows."""
 REQUEST_BYTES = 1 << 24
 """Approximate bytes of one insert; servers refuse more than 64 MiB."""
-INDEXES = {"none": {"index_type": "FLAT"}, "hnsw": {"index_type": "HNSW", "params": {"M": 16, "efConstruction": 200}}}
+INDEXES: dict[str, dict[str, Any]] = {
+    "none": {"index_type": "FLAT"},
+    "hnsw": {"index_type": "HNSW", "params": {"M": 16, "efConstruction": 200}},
+}
 _FIELDS = ("id", "status", "norm", "vector", "version")
 _BEAT = "evenkeel.beat"
 
@@ -97,7 +100,7 @@ class MilvusSink:
     def drop(self, table: str) -> None:
         with self._client() as client:
             served = self._clear(client, table)
-            if _identity(table, served) is not None:
+            if served is not None and _identity(table, served) is not None:
                 _remove(client, served)
 
     def _schema(self, client: Any, content: Content) -> Any:
