@@ -69,6 +69,33 @@ def test_a_loader_that_others_took_for_dead_shows_readers_nothing(
         assert len(client.list_collections()) == 1
 
 
+def test_a_slow_loader_that_renews_its_lock_is_left_alone_however_late_others_look(
+    server: OfMilvus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = open_sink(server.url), open_sink(server.url)
+    monkeypatch.setattr(milvus, "LEASE_SECONDS", 0.25)
+
+    def look_twice() -> None:
+        def beat() -> str:
+            (name,) = client.list_collections()
+            return str(client.describe_collection(name)["properties"])
+
+        with server.client() as client:
+            before = beat()
+            with pytest.raises(SinkBusy):
+                second.load(content(2))
+            while beat() == before:
+                pass
+        # The other process looks so late that its lease would be over.
+        monkeypatch.setattr(milvus, "LEASE_SECONDS", 0.0)
+        with pytest.raises(SinkBusy):
+            second.load(content(2))
+        monkeypatch.setattr(milvus, "LEASE_SECONDS", 0.25)
+
+    first.load(content(1, before=look_twice))
+    assert norms(server.rows("items")) == {1}
+
+
 def test_names_that_milvus_does_not_take_are_changed_and_two_tables_never_share_one(server: OfMilvus) -> None:
     sink = open_sink(server.url)
     sink.load(content(1, "2-items"))
