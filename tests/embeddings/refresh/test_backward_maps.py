@@ -85,7 +85,7 @@ def test_the_name_of_a_generation_can_be_used_from_its_first_day(store: Store, c
     for view in ("items_rff", "stored"):
         np.testing.assert_array_equal(lookup(collection, f"{view}@g1"), lookup(collection, view))
     np.testing.assert_array_equal(lookup(collection, "items@g1"), collection.open().lookup(np.arange(N))[1])
-    assert [view["name"] for view in collection.views()] == ["items_rff", "stored"]
+    assert [view["name"] for view in collection.views()] == ["items_raw", "items_rff", "stored"]
     assert "map" not in collection.view("items@g1")
     assert store.view_collection("items_rff@g1") is collection
     assert store.view_collection("items@g1") is collection
@@ -97,7 +97,13 @@ def test_the_name_of_a_generation_can_be_used_from_its_first_day(store: Store, c
 def test_a_map_is_described_listed_and_exported(store: Store, collection: Collection, tmp_path: Path) -> None:
     publish(store, retrained(0, base=BASE), model="bpr")
     change(store, columns(1, WIDER), "two_tower")
-    assert [view["name"] for view in collection.views()] == ["items@g1", "items_rff", "items_rff@g1"]
+    assert [view["name"] for view in collection.views()] == [
+        "items@g1",
+        "items_raw",
+        "items_raw@g1",
+        "items_rff",
+        "items_rff@g1",
+    ]
     (entry,) = maps(collection)
     assert entry["generation"] == 1
     assert entry["dim"] == BASE.shape[1]
@@ -148,7 +154,7 @@ def test_a_wrong_map_is_held(store: Store, collection: Collection, wrong: str) -
     (entry,) = maps(collection)
     assert entry["r2"] < 0.5
     assert "of the variance of the earlier vectors, 0.5 is needed: check that ids" in entry["reasons"][0]
-    assert [view["name"] for view in collection.views()] == ["items_rff"]
+    assert [view["name"] for view in collection.views()] == ["items_raw", "items_rff"]
     for view in ("items@g1", "items_rff@g1"):
         with pytest.raises(UnknownView, match="is held: the map predicts"):
             collection.view_lookup(view, [1])
@@ -241,7 +247,7 @@ def test_a_generation_that_a_refresh_opens_by_itself_serves_the_one_before(
     assert cosines(lookup(collection, "items@g1", ids=still), then).mean() > 0.9
     # The generation has views of its own, not those of its maps.
     assert [view["name"] for view in collection.views()] == [
-        "items@g1", "items@g2", "items_rff", "items_rff@g1", "items_rff@g2",
+        "items@g1", "items@g2", "items_raw", "items_raw@g1", "items_raw@g2", "items_rff", "items_rff@g1", "items_rff@g2",
     ]  # fmt: skip
 
 

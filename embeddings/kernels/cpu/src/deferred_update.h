@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "elements.h"
 #include "interface.h"
 
 // Two nodes of what momentum takes from a row: drift m / (sqrt(v) + eps) each, in one division.
@@ -44,15 +45,32 @@ struct Pairs {
     return found;
   }
 
-  __attribute__((noinline)) void losses(Real* __restrict out, const Real* __restrict v, int64_t n, Real factor) const {
-    for (int64_t i = 0; i < n; ++i) out[i] = 0;
+  // The elements of a block stay in registers while the pairs are added up.
+  template <bool INSIDE, int N>
+  EVENKEEL_INLINE void losses_of(Real* __restrict out, const Real* __restrict v, int64_t rest, Real factor) const {
+    const int64_t n = N ? N : rest;
+    Real roots[16], sums[16];
+    EVENKEEL_SIMD
+    for (int64_t i = 0; i < n; ++i) roots[i] = INSIDE ? v[i] : std::sqrt(v[i]), sums[i] = 0;
     for (int64_t number = count - 1; number >= 0; --number) {
       const Pair<Real> pair = pairs[number].times(factor);
-      if (inside)
-        for (int64_t i = 0; i < n; ++i) out[i] += pair.inside(v[i]);
-      else
-        for (int64_t i = 0; i < n; ++i) out[i] += pair.outside(std::sqrt(v[i]));
+      EVENKEEL_SIMD
+      for (int64_t i = 0; i < n; ++i) sums[i] += INSIDE ? pair.inside(roots[i]) : pair.outside(roots[i]);
     }
+    EVENKEEL_SIMD
+    for (int64_t i = 0; i < n; ++i) out[i] = sums[i];
+  }
+
+  template <bool INSIDE>
+  __attribute__((noinline)) void losses_at(Real* __restrict out, const Real* __restrict v, int64_t n, Real factor) const {
+    int64_t start = 0;
+    for (; start + 16 <= n; start += 16) losses_of<INSIDE, 16>(out + start, v + start, 16, factor);
+    if (start < n) losses_of<INSIDE, 0>(out + start, v + start, n - start, factor);
+  }
+
+  void losses(Real* __restrict out, const Real* __restrict v, int64_t n, Real factor) const {
+    if (inside) losses_at<true>(out, v, n, factor);
+    else losses_at<false>(out, v, n, factor);
   }
 };
 

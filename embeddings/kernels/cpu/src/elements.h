@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
+#define EVENKEEL_SIMD _Pragma("omp simd")
+#define EVENKEEL_INLINE __attribute__((always_inline)) inline
+
 struct Float16 { uint16_t bits; };
 struct BFloat16 { uint16_t bits; };
 

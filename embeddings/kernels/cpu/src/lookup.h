@@ -5,8 +5,6 @@
 #include "swap.h"
 #include "threads.h"
 
-// Ids ahead of the current one whose rows are prefetched.
-constexpr int64_t AHEAD = 12;
 // Samples of a task: at most, as prefetching starts anew with each, and at least.
 constexpr int64_t MAX_SAMPLES = 512, MIN_SAMPLES = 64;
 // Tasks for each thread, to balance them.
@@ -64,25 +62,32 @@ struct Reader {
 
   int64_t n() const { return length<DIM>(dim); }
 
-  EVENKEEL_INLINE void warm_up(const int64_t* ids, int64_t first, int64_t end) const {
-    for (int64_t i = first; i < std::min(first + AHEAD, end); ++i) prefetch<false>(weights + ids[i] * n(), n());
-    if constexpr (HAS_DEFERRED)
-      for (int64_t i = first; i < std::min(first + 2 * AHEAD, end); ++i) prefetch<false>(last_steps + ids[i], 1);
+  int64_t block() const {
+    return block_of(n() * (int64_t(sizeof(W)) + (HAS_MOMENTUM ? VECTORS * int64_t(sizeof(S)) : 0)));
   }
 
-  EVENKEEL_INLINE void fetch_ahead(const int64_t* ids, int64_t i, int64_t end) const {
-    if (i + AHEAD >= end) return;
-    const int64_t ahead = ids[i + AHEAD];
-    prefetch<false>(weights + ahead * n(), n());
+  // Ask for the rows of a block of ids from `start` on, and for the last steps of the block after it; return where that
+  // one starts. A processor retires no prefetch before it has found the address, but a short loop of nothing else keeps it
+  // looking for many at once.
+  EVENKEEL_INLINE int64_t fetch(const int64_t* ids, int64_t start, int64_t end) const {
+    const int64_t stop = std::min(start + block(), end);
+    for (int64_t i = start; i < stop; ++i) prefetch<false>(weights + ids[i] * n(), n());
     if constexpr (HAS_MOMENTUM) {
       // Only a row touched lately reads its moments: its last step, fetched before, tells.
-      if (is_live(feature, ahead) && deferred->completed - last_steps[ahead] < deferred->num_near) {
-        prefetch<false>(vectors + ahead * VECTORS * n(), VECTORS * n());
-        if constexpr (ROWWISE) prefetch<false>(row_values + ahead, 1);
+      for (int64_t i = start; i < stop; ++i) {
+        const int64_t row = ids[i];
+        if (!is_live(feature, row) || deferred->completed - last_steps[row] >= deferred->num_near) continue;
+        prefetch<false>(vectors + row * VECTORS * n(), VECTORS * n());
+        if constexpr (ROWWISE) prefetch<false>(row_values + row, 1);
       }
     }
+    fetch_last_steps(ids, stop, end);
+    return stop;
+  }
+
+  EVENKEEL_INLINE void fetch_last_steps(const int64_t* ids, int64_t start, int64_t end) const {
     if constexpr (HAS_DEFERRED)
-      if (i + 2 * AHEAD < end) prefetch<false>(last_steps + ids[i + 2 * AHEAD], 1);
+      for (int64_t i = start; i < std::min(start + block(), end); ++i) prefetch<false>(last_steps + ids[i], 1);
   }
 
   template <class How>
@@ -127,12 +132,13 @@ void look_up_block(const LookupCall& call, const Reader& reader, int64_t f, int6
   }
   const Real* scales = static_cast<const Real*>(call.batch.weights);
   const int64_t first_id = bags.offsets[first_bag], end_id = bags.offsets[end_bag];
-  const int64_t dim = reader.dim, stride = tables.total_dim;
+  const int64_t dim = reader.dim, stride = tables.total_dim, block = reader.block();
   Real* out = static_cast<Real*>(call.output) + (tables.pooled ? start * stride + feature.column : first_id * stride);
-  reader.warm_up(ids, first_id, end_id);
+  reader.fetch_last_steps(ids, first_id, end_id);
+  int64_t fetched = reader.fetch(ids, first_id, end_id);
   if (!tables.pooled || single) {
     for (int64_t i = first_id; i < end_id; ++i, out += stride) {
-      reader.fetch_ahead(ids, i, end_id);
+      if (i + block >= fetched) fetched = reader.fetch(ids, fetched, end_id);
       const int64_t row = ids[i];
       const Real factor = scales ? scales[i] : Real(1);
       if (!is_live(feature, row) || factor == 0) clear_row<Reader::LENGTH>(out, dim);
@@ -145,7 +151,7 @@ void look_up_block(const LookupCall& call, const Reader& reader, int64_t f, int6
     const Real share = share_of<Real>(feature, ids, first, last);
     bool empty = true;
     for (int64_t i = first; i < last; ++i) {
-      reader.fetch_ahead(ids, i, end_id);
+      if (i + block >= fetched) fetched = reader.fetch(ids, fetched, end_id);
       const int64_t row = ids[i];
       const Real factor = scales ? share * scales[i] : share;
       if (!is_live(feature, row) || factor == 0) continue;

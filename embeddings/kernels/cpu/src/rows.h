@@ -4,16 +4,19 @@
 #include "elements.h"
 #include "deferred_update.h"
 
-#define EVENKEEL_SIMD _Pragma("omp simd")
-
 template <int DIM>
 inline int64_t length(int64_t dim) { return DIM ? DIM : dim; }
 
 constexpr int64_t LINE = 64;
 
-// Inlined always: GCC takes a function that only prefetches for one without effect and drops its calls.
-#define EVENKEEL_INLINE __attribute__((always_inline)) inline
+// Ids ahead of the current one whose place is prefetched one by one.
+constexpr int64_t AHEAD = 12;
+// Rows that are prefetched at a time: so many that a block has at most so many bytes.
+constexpr int64_t MIN_BLOCK = 8, MAX_BLOCK = 32, BLOCK_BYTES = 8192;
 
+inline int64_t block_of(int64_t row_bytes) { return std::max(MIN_BLOCK, std::min(MAX_BLOCK, BLOCK_BYTES / row_bytes)); }
+
+// Inlined always: GCC takes a function that only prefetches for one without effect and drops its calls.
 template <bool WRITE, class T>
 EVENKEEL_INLINE void prefetch(const T* place, int64_t count) {
   for (int64_t i = 0; i < count; i += LINE / int64_t(sizeof(T))) __builtin_prefetch(place + i, WRITE, 3);

@@ -253,10 +253,11 @@ void update_rows(const UpdateCall& call, const Entries& entries, Scratch& scratc
     int32_t* last_steps = tables.last_steps + table.step_base;
     Real* sum = sums + worker * widest;
     uint32_t* words = drawn + worker * widest;
+    const int64_t block = block_of(dim * int64_t(sizeof(W) + Rule::VECTORS * sizeof(S) + sizeof(Real)));
     int64_t fetched = task.first, fetched_row = -1, first = task.first;
     for (int64_t number_of_row = 0; number_of_row < task.num_rows; ++number_of_row) {
       const int64_t end = entries.ends[task.first + number_of_row], r = entries.row(first);
-      for (; fetched < std::min(end + AHEAD, task.end); ++fetched) {
+      for (const int64_t stop = fetched < end + block ? std::min(end + 2 * block, task.end) : fetched; fetched < stop; ++fetched) {
         const int64_t ahead = entries.row(fetched);
         if (ahead != fetched_row) {
           prefetch<true>(weights + ahead * dim, dim);
