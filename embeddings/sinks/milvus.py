@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import re
 import threading
 import time
 import uuid
@@ -25,8 +26,8 @@ from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of
 
 LEASE_SECONDS = 10.0
 """Time after which a loading process that renews nothing is taken for dead."""
-ANSWER_SECONDS = 600.0
-"""Longest wait for the answer to one call, and for the server to show all loaded rows."""
+LOAD_SECONDS = 7200
+"""Longest wait for a server to write, to index or to show the rows of a load; the client knows only whole seconds."""
 REQUEST_BYTES = 1 << 24
 """Approximate bytes of one insert; servers refuse more than 64 MiB."""
 INDEXES: dict[str, dict[str, Any]] = {
@@ -60,7 +61,7 @@ class MilvusSink:
             raise SinkError("a URL of Milvus is milvus://HOST:PORT/DATABASE, or milvus:///FILE.db for Milvus Lite")
         self._milvus, self._index = pymilvus, INDEXES[index]
         self._beats: dict[str, tuple[Any, float]] = {}
-        self._options: dict[str, Any] = {"uri": unquote(parts.path), "timeout": ANSWER_SECONDS}
+        self._options: dict[str, Any] = {"uri": unquote(parts.path)}
         self._close_file = None if parts.hostname else milvus_lite.server_manager_instance.release_server
         if parts.hostname:
             token = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else token
@@ -88,7 +89,7 @@ class MilvusSink:
                     (client.create_alias if served is None else client.alter_alias)(name, alias)
             except BaseException:
                 # If the server is away, the next load removes it.
-                with contextlib.suppress(self._milvus.MilvusException):
+                with contextlib.suppress(Exception):
                     if _target(client, alias) != name:
                         _remove(client, name)
                 raise
@@ -100,7 +101,7 @@ class MilvusSink:
     def drop(self, table: str) -> None:
         with self._client() as client:
             served = self._clear(client, table)
-            if served is not None and _identity(table, served) is not None:
+            if served and _identity(table, served):
                 _remove(client, served)
 
     def _schema(self, client: Any, content: Content) -> Any:
@@ -120,12 +121,12 @@ class MilvusSink:
             rows = [dict(zip(_FIELDS, row, strict=True)) for row in zip(*columns, strict=False)]
             for start in range(0, len(rows), step):
                 client.insert(name, rows[start : start + step])
-        client.flush(name)
+        client.flush(name, timeout=LOAD_SECONDS)
         index = client.prepare_index_params()
         index.add_index("vector", metric_type="COSINE", **self._index)
-        client.create_index(name, index)
-        client.load_collection(name)
-        deadline = time.monotonic() + ANSWER_SECONDS
+        client.create_index(name, index, timeout=LOAD_SECONDS)
+        client.load_collection(name, timeout=LOAD_SECONDS)
+        deadline = time.monotonic() + LOAD_SECONDS
         # From the switch on, readers see all rows whatever consistency they ask for.
         question = {"filter": "", "output_fields": ["count(*)"], "consistency_level": "Eventually"}
         while (count := client.query(name, **question)[0]["count(*)"]) != content.num_rows:
@@ -139,9 +140,9 @@ class MilvusSink:
         Raises:
             SinkBusy: another process is loading the table.
         """
-        alias, lock, prefix = _names(table)
+        alias, lock, _ = _names(table)
         # A process that loads makes its collection first: one made after this look stays.
-        found = [name for name in client.list_collections() if name.startswith(prefix)]
+        found = [name for name in client.list_collections() if _identity(table, name)]
         holder, served = _target(client, lock), _target(client, alias)
         if holder is not None:
             beat, now = (holder, client.describe_collection(holder)["properties"].get(_BEAT)), time.monotonic()
@@ -169,7 +170,8 @@ class MilvusSink:
 
         def renew() -> None:
             while not ended.wait(LEASE_SECONDS / 5):
-                with contextlib.suppress(self._milvus.MilvusException):
+                # Without an answer for too long, the process counts as dead.
+                with contextlib.suppress(Exception):
                     client.alter_collection_properties(name, {_BEAT: uuid.uuid4().hex})
 
         thread = threading.Thread(target=renew, daemon=True)
@@ -206,8 +208,8 @@ def _names(table: str) -> tuple[str, str, str]:
 
 def _identity(table: str, name: str | None) -> str | None:
     """Return the identity in the name of a collection; None if it is not one of the table's."""
-    ours, prefix, rest = (name or "").rpartition(_names(table)[2])
-    return rest.rpartition("_")[0] if prefix and not ours else None
+    found = re.fullmatch(rf"{_names(table)[2]}([0-9a-f]+)_[0-9a-f]{{8}}", name or "")
+    return found[1] if found else None
 
 
 def _target(client: Any, alias: str) -> str | None:

@@ -105,6 +105,11 @@ def test_names_that_milvus_does_not_take_are_changed_and_two_tables_never_share_
         sink.load(content(2, "2_items"))
     sink.drop("2_items")
     assert norms(server.rows("_2_items")) == {1}
+    # Its collections' names begin with that of another table's collections.
+    near = milvus._names("2-items")[2].strip("_")
+    sink.load(content(3, near))
+    sink.purge("2-items")
+    assert norms(server.rows(f"_{near}")) == {3}
 
 
 @pytest.mark.parametrize(("option", "kind"), [("", "FLAT"), ("?index=hnsw", "HNSW")])
