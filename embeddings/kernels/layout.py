@@ -188,7 +188,7 @@ class Layout:
         return rows[:, position * table.dim : (position + 1) * table.dim]
 
     def row_value(self, t: int, name: str) -> torch.Tensor:
-        """Return state ``name`` of table ``t`` that is one number for each row, [row_count], a contiguous view."""
+        """Return state ``name`` of table ``t``, one number per row, as a contiguous view [row_count]."""
         base = self.row_names.index(name) * len(self.last_steps) + int(self.step_base[t])
         return self.row_values[base : base + self.tables[t].row_count]
 

@@ -29,7 +29,7 @@ def swap(
     Args:
         ids: int64 [n].
         offsets: int64 [B + 1], the start of each sample's list in ``ids``, plus any constant.
-        table: the whole table whose rows the ids are.
+        table: the unsharded table; ``ids`` are numbers of its rows.
         feature: name that is mixed into the draws, so that features of one table draw differently.
         config: swap probability and graph.
         seed: seed of the draws.

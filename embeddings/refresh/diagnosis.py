@@ -106,8 +106,8 @@ def diagnose(checks: Sequence[Check], lineage: Mapping[str, Any] | None) -> Diag
 
     Args:
         checks: checks of the gate.
-        lineage: lineage of the run. Its ``drift`` lists figures of the rows that moved since the run that it goes on
-            from, each with a ``message``; None or absent if there was no run to compare with.
+        lineage: lineage of the run. Its ``drift`` lists figures of the rows that moved since the parent run, each with
+            a ``message``; None or absent without a parent.
     """
     failed = [Failure.of(check) for check in checks if check.verdict == "fail"]
     if not failed:

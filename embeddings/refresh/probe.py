@@ -157,7 +157,7 @@ def summary(probe: Probe) -> dict[str, Any]:
 
 
 def probes_of(collection: Collection, anchor_generations: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """Return the probes of the given anchor generations, keyed by name; other probes cannot read their vectors.
+    """Return the probes of the given anchor generations, keyed by name. A probe reads only vectors of its generation.
 
     Probes whose held-out items were all erased are left out.
     """

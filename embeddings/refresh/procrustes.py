@@ -40,7 +40,7 @@ def procrustes(
     Args:
         source: [n, d]; may be memory-mapped.
         target: [n, d], row i is the same item as row i of ``source``.
-        source_rows: int [n], row numbers that pick the pairs' first rows from a larger ``source``.
+        source_rows: int [n], indices into a larger ``source``: pair i has row ``source_rows[i]``.
         target_rows: int [n], likewise for ``target``.
         chunk_rows: number of rows that are read at a time.
 

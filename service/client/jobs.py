@@ -61,8 +61,8 @@ class JobCalls(Session):
     ) -> Json:
         """Wait until the job has ended (succeeded, failed or cancelled), and return it.
 
-        An outage of the service is tolerated for a minute, such as a restart: only after that, no response or a status
-        of 429, 502, 503 or 504 is an error.
+        An outage of up to a minute, such as a restart of the service, is tolerated. After that, a missing response or a
+        status of 429, 502, 503 or 504 is an error.
 
         Args:
             job_id: The job.

@@ -24,10 +24,10 @@ class Space(NamedTuple):
 
 
 def space(settings: Settings) -> Space:
-    """Compare the free space under the home with its limits.
+    """Compare the free space under ``EVENKEEL_HOME`` with its limits.
 
     Raises:
-        OSError: The home cannot be examined.
+        OSError: The file system of ``EVENKEEL_HOME`` cannot be examined.
     """
     free = shutil.disk_usage(settings.home).free
     free_text = f"{free / 1e9:.2f} GB free under EVENKEEL_HOME"

@@ -195,7 +195,7 @@ def resolved(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
     """
     document = spec.model_dump(mode="json")
     document["uri"] = allowed_uri(settings, spec.uri, "uri")
-    # The other files are looked for beside the manifest's own uri, where the user put them, not beside a link's target.
+    # Relative uris of the other files start at the dataset's uri as the user wrote it, not at the target of a link.
     for name, feature in spec.features.items():
         if feature.join is not None:
             uri = allowed_uri(settings, feature.join.uri, f"features.{name}.join.uri", spec.uri)

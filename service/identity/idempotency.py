@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 
 class Reservation(NamedTuple):
-    """A reserved key; ``token`` completes or releases it."""
+    """An idempotency key that a request has reserved; who has ``token`` can complete or release it."""
 
     key_id: str
     key: str

@@ -87,7 +87,7 @@ class JobQueue:
         return row is not None
 
     async def _held(self, connection: AsyncConnection, tenant: str) -> dict[str, ResourceRequest]:
-        """Return the resources that the runs of this home use, by job id.
+        """Return the resources, by job id, that the runs under this ``EVENKEEL_HOME`` use.
 
         Ids of tenants other than ``tenant`` are replaced by neutral names.
         """

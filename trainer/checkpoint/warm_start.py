@@ -206,7 +206,7 @@ def inherited_data(
 
 
 def rows_of_parent(job: JobSpec, data: PreparedData, tables: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """Return {table: int64 [num_rows]}: number of the parent's row that each row continues, -1 for new rows.
+    """Return {table: int64 [num_rows]}: for each row the index of the parent's row that it continues, -1 if new.
 
     A dynamic table continues all of the parent's rows, with their map from ids to rows. ``tables``: tables that the
     parent has, None for all. In a table that the parent lacks all rows are new, also the special rows such as padding.

@@ -344,7 +344,7 @@ def _stacks(model: nn.Module) -> dict[str, list[tuple[str, nn.Linear]]]:
 
 
 def _counted(number: int, size: int) -> Axis:
-    """Return an axis whose positions are named by their index, not by features.
+    """Return an axis whose entries are matched by their index: entry i of the parent is entry i here.
 
     ``number``: the dimension of the parameter: 0 for outputs, more for inputs.
     """

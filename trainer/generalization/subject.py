@@ -240,7 +240,7 @@ def _in_float64(batch: Batch) -> Batch:
 
 
 def keep(path: Path, subject: Subject) -> None:
-    """Write the arrays that :mod:`trainer.generalization.sections` compares as npz.
+    """Write, as an npz file, the arrays that :mod:`trainer.generalization.sections` compares.
 
     They are ``losses`` of the test split, ``train_labels``, and the parameters of the sample, float32, as ``dense`` and
     ``rows``.

@@ -229,7 +229,7 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
         keys[order],
         vectors,
         norms=norms,
-        # Rows that only histories or drawn negatives have trained are newer than before, too.
+        # A row that only histories or drawn negatives have trained has a new last step, too: hence occurrences > 0.
         evidence=(last > first_step) & (occurrences > 0) & (norms > NORM_FLOOR),
         counts=counts,
         biases=biases,

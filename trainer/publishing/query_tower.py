@@ -94,7 +94,7 @@ def _obstacle(
 
 
 class _Queries(nn.Module):
-    """From rows of tables to (vector, offset, known); inputs are ``names``.
+    """Maps rows of tables to (vector, offset, known); ``names`` are its inputs, in order.
 
     ``history``: length of histories for a sequence model, else 0.
     """

@@ -115,7 +115,7 @@ class TritonKernel:
         self.tiling = INTERPRETED_TILING if self.interpreted else TILING
         self.split = SPLIT
         dims = sorted({table.dim for table in layout.tables})
-        # Keys number the rows of all tables; tables of one dim have consecutive keys.
+        # A key is the index of a row over all tables; tables of one dim have consecutive keys.
         order = [t for dim in dims for t, table in enumerate(layout.tables) if table.dim == dim]
         ends = np.cumsum([layout.tables[t].row_count for t in order])
         self._first_keys = {t: int(end) - layout.tables[t].row_count for t, end in zip(order, ends, strict=True)}

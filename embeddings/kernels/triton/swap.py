@@ -19,7 +19,7 @@ _LEVELS = tl.constexpr(LONGEST_BLOCK.bit_length() - 1)
 DRAW_WORDS = tl.constexpr(10)
 
 
-# These change from batch to batch: see lookup.
+# Arguments that differ from batch to batch: lookup.py says why Triton must know.
 VARYING = ["num_ids", "batch_size", "sample_offset", "step"]
 
 

@@ -16,8 +16,8 @@ _REMEDY = (
 class Norms(GateCheck):
     """``norm_change_p95``: 95th percentile of the norms' relative change: .3 for a factor of 1.3, or of 1 / 1.3.
 
-    An item with twice the clicks gets a longer vector, so the growth with an item's training rows is subtracted first:
-    a linear fit of the change of log norms to that of log rows. Items with fewer than two rows in either version do not
+    More clicks give longer vectors. So the change of log norms is first fitted, linearly, to the change of the log
+    number of training rows, and the fit is subtracted. Items with fewer than two rows in either version do not
     count; with fewer than ``MIN_EVIDENT`` items there are no metrics. ``norm_shift``: factor of the median change; it
     has no limit.
     """

@@ -42,7 +42,7 @@ class ServedView:
     first: VersionManifest | None = None
 
     def public(self) -> dict[str, Any]:
-        """Return the form for users; for a view of an earlier generation it has the manifest's entry of the ``map``."""
+        """Return the view as the API shows it; one of an earlier generation has ``map``, the entry of the manifest."""
         view = {**self.entry.public(), "name": self.name}
         if self.first is None:
             return view
@@ -70,7 +70,7 @@ class CollectionViews:
     def views(self, version: str = "current") -> list[dict[str, Any]]:
         """Return the views that a version's vectors can be read through, sorted by name; none before a publication.
 
-        Views of earlier generations, ``VIEW@gN``, are among them.
+        Views of earlier generations, ``VIEW@gN``, are among them; ``COLLECTION@gN`` stands for those of kind identity.
         """
         if version == "current" and self._files.pointer.read().version is None:
             return []
@@ -79,7 +79,10 @@ class CollectionViews:
         earlier = [
             self._served(f"{name}@g{generation}", manifest).public()
             for generation in self._earlier_generations(manifest)
-            for name in {self._files.name, *(view.name for view in self._registry.all(generation))}
+            for name in {
+                self._files.name,
+                *(view.name for view in self._registry.all(generation) if view.kind != "identity"),
+            }
         ]
         return sorted([*own, *earlier], key=lambda view: str(view["name"]))
 

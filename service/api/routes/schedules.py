@@ -26,8 +26,8 @@ router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 class ScheduleView(BaseModel):
     """A schedule. ``last_publication`` describes the publication of the schedule's newest successful job.
 
-    Its fields are ``job_id``, ``status`` (``published``, ``held``, ``none``), ``collection`` and ``version``. If the
-    version was held, ``held_in_a_row`` and ``held_since`` are added.
+    ``last_publication`` has the fields ``job_id``, ``status`` (``published``, ``held``, ``none``), ``collection`` and
+    ``version``. If the version was held, ``held_in_a_row`` and ``held_since`` are added.
     """
 
     name: str

@@ -54,7 +54,7 @@ def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:
 
 
 def read_features(dataset: DatasetSpec, job: JobSpec) -> dict[str, Feature]:
-    """Return the id features of the job's model, keyed by name; a sequence model has ``item``, as lists."""
+    """Return the id features that the job's model reads, by name: of a sequence model only ``item``, as an id list."""
     features = dataset.joined_features
     if job.model.reads_sequences:
         return {"item": features["item"].model_copy(update={"type": "id_list"})}

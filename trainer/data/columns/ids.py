@@ -87,7 +87,7 @@ class IdColumn:
         return values.as_ids(ids, kind, chunk.where(self.column)), lengths
 
     def elements(self, chunk: Chunk, split: bool) -> Lists:
-        """Return the ids of a joined file's rows as lists; with ``split``, a text is a list of ids."""
+        """Return the ids in each row of a joined file as a list; with ``split``, a text is split into ids."""
         return values.as_lists(chunk, self.column, split)
 
     def require_clear(self, source: Source) -> None:

@@ -105,7 +105,7 @@ def common_written_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
 
 
 def are_mixed(left: pa.DataType, right: pa.DataType) -> bool:
-    """Check whether values are text in one place and numbers in the other."""
+    """Check whether one type is text and the other a number."""
     return (left == pa.string() and right in _NUMBERS) or (right == pa.string() and left in _NUMBERS)
 
 

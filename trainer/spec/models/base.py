@@ -353,7 +353,7 @@ def default_of(field: str) -> Any:
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    """Return True if a field of another kind has its default; old stored specs have the fields of all kinds."""
+    """Return True if a field that this kind lacks has its default: old stored specs have the fields of all kinds."""
     value = tuple(value) if isinstance(value, list) else value
     return bool(value == default_of(name)) or (name == "hidden" and value == ())
 

@@ -41,7 +41,7 @@ class Segment:
         return Segment(document["number"], ranges, tuple((one, offset) for one, offset in document["offsets"]))
 
     def goes_on_from(self, before: Segment) -> bool:
-        """Return True if this segment begins where ``before`` ends, also in partitions that it does not read."""
+        """Return True if this segment directly follows ``before``: offsets of all partitions match, read or not."""
         there, after = dict(before.offsets), dict(self.offsets)
         ends = {one.partition: one.end for one in self.ranges}
         return (
