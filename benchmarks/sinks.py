@@ -1,12 +1,12 @@
 """Sinks under kills: what readers see while loaders are killed, that erased ids are gone, and rows per second.
 
-    python -m benchmarks.sinks [--rows 100000] [--dim 64] [--kills 20] [--only lancedb|postgresql] [--seed 0]
+    python -m benchmarks.sinks [--rows 100000] [--dim 64] [--kills 20] [--only lancedb|milvus|postgresql] [--seed 0]
 
-One JSON line per kind of sink, for a directory of LanceDB, and for the PostgreSQL at EVENKEEL_TEST_POSTGRES if it has
-pgvector. A version is loaded and refreshed three times without readers: ``rows_per_second`` is the median of the three
-loads. Then a reader reads all rows, over and over. Meanwhile the collection is refreshed three times more, promoted and
-rolled back, and processes that load it are killed (SIGKILL) at random times; after half of the kills, the load is
-done again to its end:
+One JSON line per kind of sink: a directory of LanceDB, a server of Milvus Lite that it starts, both if they are
+installed, and the PostgreSQL at EVENKEEL_TEST_POSTGRES if it has pgvector. A version is loaded and refreshed three
+times without readers: ``rows_per_second`` is the median of the three loads. Then a reader reads all rows, over and
+over. Meanwhile the collection is refreshed three times more, promoted and rolled back, and processes that load it are
+killed (SIGKILL) at random times; after half of the kills, the load is done again to its end:
 
 - ``killed_while_loading``: kills that came before the process had ended;
 - ``reads``, ``switches_seen``, ``mixed``: reads, changes of version between them, and reads that were not the whole of
@@ -28,6 +28,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,10 @@ GOAL_ROWS_PER_SECOND = 20_000
 REFRESHES = 3
 ERASED_IDS = 100
 POSTGRES = "postgresql://postgres@127.0.0.1:5432/test"
+START_SECONDS = 60.0
+"""Longest start of a server of Milvus Lite."""
+READ_ROWS = 16_000
+"""Rows of one answer; Milvus gives no more than 16,384."""
 LOADER = f"""
 import os, sys
 from embeddings.sinks.follow import sync_when_free
@@ -127,6 +132,56 @@ def _ends(values: Array) -> tuple[float, float]:
     return float(values.min()), float(values.max())
 
 
+class MilvusReader:
+    """A server of Milvus Lite in a process of its own, until ``close``."""
+
+    def __init__(self, folder: Path):
+        from pymilvus import MilvusClient, MilvusException
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        program = "import sys; from milvus_lite.cmdline import main; main(sys.argv[1:])"
+        place = ["--data-dir", str(folder), "--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
+        command = [sys.executable, "-c", program, "server", *place]
+        logging.getLogger("pymilvus").setLevel(logging.ERROR)  # it warns of each read that Milvus Lite has no clock
+        self._server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.url = f"milvus://{address}"
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                self._client = MilvusClient(f"http://{address}")
+                return
+            except MilvusException:
+                if time.monotonic() > deadline or self._server.poll() is not None:
+                    self.close()
+                    raise
+
+    def look(self) -> Look:
+        # One version is one collection: the alias may move between two answers.
+        name = self._client.describe_alias(TABLE)["collection_name"]
+        rows = self._read(name, "norm", "vector", "version")
+        norms, firsts, versions = zip(*((row["norm"], row["vector"][0], row["version"]) for row in rows), strict=True)
+        return Look(len(rows), *((min(column), max(column)) for column in (norms, firsts, versions)))
+
+    def rows(self) -> tuple[Array, Array]:
+        rows = sorted((row["id"], row["vector"]) for row in self._read(TABLE, "id", "vector"))
+        return np.array([row[0] for row in rows]), np.array([row[1] for row in rows], np.float32)
+
+    def ids_anywhere(self) -> set[int]:
+        return {row["id"] for name in self._client.list_collections() for row in self._read(name, "id")}
+
+    def _read(self, name: str, *fields: str) -> list[dict[str, Any]]:
+        iterator = self._client.query_iterator(name, READ_ROWS, filter="id >= 0", output_fields=[*fields])
+        parts = [*iter(iterator.next, [])]
+        iterator.close()
+        return [row for part in parts for row in part]
+
+    def close(self) -> None:
+        self._server.kill()
+        self._server.wait()
+
+
 class PostgreSQLReader:
     def __init__(self, address: str):
         self._address, self.schema = address, f"bench_{uuid.uuid4().hex[:12]}"
@@ -168,6 +223,11 @@ def readers(only: str | None, folder: Path) -> Iterator[dict[str, Reader]]:
             found["lancedb"] = LanceReader(folder / "lance")
         except ImportError:
             print("lancedb: left out, pip install 'evenkeel[lancedb]'", file=sys.stderr)
+    if only in (None, "milvus"):
+        try:
+            found["milvus"] = milvus = MilvusReader(folder / "milvus")
+        except ImportError:
+            print("milvus: left out, pip install 'evenkeel[milvus]'", file=sys.stderr)
     address = os.environ.get("EVENKEEL_TEST_POSTGRES", POSTGRES).replace("+asyncpg", "")
     server = PostgreSQLReader(address)
     if only in (None, "postgresql"):
@@ -180,6 +240,8 @@ def readers(only: str | None, folder: Path) -> Iterator[dict[str, Reader]]:
     try:
         yield found
     finally:
+        if "milvus" in found:
+            milvus.close()
         if "postgresql" in found:
             server.ask(f"DROP SCHEMA IF EXISTS {server.schema} CASCADE")
 
@@ -307,7 +369,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--only", choices=("lancedb", "postgresql"))
+    parser.add_argument("--only", choices=("lancedb", "milvus", "postgresql"))
     parser.add_argument("--seed", type=int, default=0)
     options = parse(parser)
     with tempfile.TemporaryDirectory(prefix="evenkeel-sinks-") as name:

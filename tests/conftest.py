@@ -95,6 +95,8 @@ ALLOWED_SKIPS = (
     "wandb is not installed",
     "faiss is not installed",
     "lancedb is not installed",
+    "pymilvus is not installed",
+    "milvus-lite is not installed",
     "no pgvector at",
 )
 

@@ -12,8 +12,8 @@ from embeddings.sinks.base import Sink, SinkError
 def open_sink(url: str) -> Sink:
     """Return the sink at a URL; servers are contacted on first use.
 
-    URLs are ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=S&index=hnsw`` and ``lancedb:///DIRECTORY``;
-    docs/guides/sinks.md has the options.
+    URLs are ``postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=S&index=hnsw``, ``lancedb:///DIRECTORY`` and
+    ``milvus://HOST:PORT/DATABASE?token=T``; docs/guides/sinks.md has the options.
 
     Raises:
         SinkError: an unknown scheme or option.
@@ -42,11 +42,18 @@ def _lancedb(url: str) -> Sink:
     return LanceDBSink(url)
 
 
+def _milvus(url: str) -> Sink:
+    from embeddings.sinks.milvus import MilvusSink
+
+    return MilvusSink(url)
+
+
 SINKS: Registry[Callable[[str], Sink]] = Registry(
     "evenkeel.sinks",
     {
         "postgresql": UrlScheme("postgresql://HOST:PORT/DATABASE", _postgresql),
         "lancedb": UrlScheme("lancedb:///DIRECTORY", _lancedb),
+        "milvus": UrlScheme("milvus://HOST:PORT/DATABASE", _milvus),
     },
 )
 """Functions that return the sink at a URL, by the URL's scheme; a plugin may register any such function."""

@@ -1,4 +1,5 @@
-"""Real sinks for tests and what their readers see: a directory of LanceDB, a schema of a PostgreSQL with pgvector."""
+"""Real sinks for tests and what their readers see: a directory of LanceDB, a schema of a PostgreSQL with pgvector, a
+server of Milvus Lite."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ import pytest
 from tests.service.private_postgres import PrivatePostgres
 
 ADDRESS = os.environ.get("EVENKEEL_TEST_POSTGRES", "postgresql://postgres@127.0.0.1:5432/test").replace("+asyncpg", "")
-KINDS = ("lancedb", "postgresql")
+KINDS = ("lancedb", "milvus", "postgresql")
 
 
 class Readable:
@@ -88,6 +89,36 @@ class OfPostgreSQL(Readable):
         return ask(self.address, statement)
 
 
+class OfMilvus(Readable):
+    def __init__(self, address: str):
+        self.address, self.url = address, f"milvus://{address}"
+
+    def client(self) -> Any:
+        from pymilvus import MilvusClient
+
+        return contextlib.closing(MilvusClient(f"http://{self.address}"))
+
+    def rows(self, table: str) -> dict[Any, tuple[str, float, list[float], str]] | None:
+        with self.client() as client:
+            if not client.has_collection(table):
+                return None
+            read = client.query(table, filter="", limit=16384, output_fields=["id", *_COLUMNS])
+        return {row["id"]: tuple(row[name] for name in _COLUMNS) for row in read}
+
+    def holds_text(self, text: str) -> bool:
+        with self.client() as client:
+            for name in client.list_collections():
+                if client.describe_collection(name)["fields"][0]["type"].name == "VARCHAR":
+                    client.load_collection(name)
+                    if client.query(name, filter=f'id == "{text}"', limit=1, output_fields=["id"]):
+                        return True
+        return False
+
+    def make_other(self, table: str) -> None:
+        with self.client() as client:
+            client.create_collection(table, dimension=4)
+
+
 def ask(address: str, statement: str) -> list[Any]:
     async def asked() -> list[Any]:
         connection = await asyncpg.connect(address)
@@ -111,6 +142,16 @@ def readable(kind: str, folder: Path) -> Iterator[Readable]:
     if kind == "lancedb":
         pytest.importorskip("lancedb", reason="lancedb is not installed")
         yield OfLanceDB(folder / "lance")
+        return
+    if kind == "milvus":
+        pytest.importorskip("pymilvus", reason="pymilvus is not installed")
+        pytest.importorskip("milvus_lite", reason="milvus-lite is not installed")
+        from milvus_lite.adapter.grpc.server import start_server_in_thread
+
+        server, database, port = start_server_in_thread(str(folder / "milvus"))
+        yield OfMilvus(f"127.0.0.1:{port}")
+        server.stop(grace=0)
+        database.close()
         return
     sink = OfPostgreSQL(address_with_pgvector(), f"sinks_{uuid.uuid4().hex[:12]}")
     # Schemas of tests go, and the extension stays.
