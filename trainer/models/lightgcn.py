@@ -28,8 +28,9 @@ class LightGCN(BPR):
 
     A has the entry 1 / sqrt(n_u n_i) for a user and an item of a positive training row, and else 0; n_u and n_i are
     their numbers of such neighbours (equations 3, 4 and 7 with alpha 1 / (L + 1)). Losses, negatives and ``normalize``
-    are those of bpr; there is no bias. A step propagates all rows, forward and backward, in the time of 2 L products
-    with A, whatever the batch size. An evaluation propagates them once.
+    are those of bpr. With ``normalize`` scores have bpr's bias of the item, which is not propagated; without it there
+    is none. A step propagates all rows, forward and backward, in the time of 2 L products with A, whatever the batch
+    size. An evaluation propagates them once.
     """
 
     reads_training_rows = True
@@ -62,15 +63,19 @@ class LightGCN(BPR):
         for name, start in starts.items():
             ids, lengths = features[name].values(), features[name].lengths()
             rows = vectors[ids + start]
+            if name == USER:
+                rows = rows[:, : self.dim]
             found[name] = (
                 rows
                 if len(ids) == len(lengths)
-                else rows.new_zeros(len(lengths), self.dim).index_put((torch.nonzero(lengths)[:, 0],), rows)
+                else rows.new_zeros(len(lengths), rows.shape[1]).index_put((torch.nonzero(lengths)[:, 0],), rows)
             )
         return found
 
     def _propagate(self, device: torch.device) -> Tensor:
         """Return the propagated rows e of all users, followed by those of all items, [rows, dim].
+
+        If items have a bias, it is one more column; users have zeros there.
 
         Raises:
             ValueError: the model has no graph, because :meth:`begin` was not called with the training data.
@@ -78,19 +83,22 @@ class LightGCN(BPR):
         if self._graph is None:
             raise ValueError("lightgcn scores with the graph of its training rows, and this model has no graph")
         blocks = self.embeddings(_all_rows(self._sizes).to(device)).to_dict()
-        layer = torch.cat(
-            [
-                _with_special(blocks[name][: size - NUM_SPECIAL_ROWS])
-                for name, size in zip((USER, ITEM), self._sizes, strict=True)
-            ]
+        users, items = (
+            _with_special(blocks[name][: size - NUM_SPECIAL_ROWS])
+            for name, size in zip((USER, ITEM), self._sizes, strict=True)
         )
+        layer = torch.cat([users, items[:, : self.dim]])
         if self._graph.weights.dtype != layer.dtype or self._graph.weights.device != layer.device:
             self._graph = self._graph.to(layer)
         total = layer
         for _ in range(self.spec.layers):
             layer = _Propagation.apply(layer, self._graph)
             total = total + layer
-        return total / (self.spec.layers + 1)
+        mean = total / (self.spec.layers + 1)
+        if not self.spec.has_item_bias:
+            return mean
+        biases = torch.cat([mean.new_zeros(len(users), 1), items[:, self.dim :]])
+        return torch.cat([mean, biases], dim=1)
 
 
 class Graph(NamedTuple):

@@ -47,7 +47,9 @@ def test_the_graph_has_each_pair_once_by_the_degrees_of_both():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", [{}, CONTRASTIVE, {"loss": "sampled_softmax"}])
+@pytest.mark.parametrize(
+    "loss", [{}, CONTRASTIVE, {"loss": "sampled_softmax"}, {"loss": "sampled_softmax", "normalize": True}]
+)
 def test_a_job_learns_and_scores_by_propagated_rows(halves, tmp_path, loss):
     job = job_of(model={"kind": "lightgcn", "loss": "bpr", "embedding_dim": 8, "layers": 2} | loss)
     data = prepare(halves, job, tmp_path / "data")
@@ -56,11 +58,12 @@ def test_a_job_learns_and_scores_by_propagated_rows(halves, tmp_path, loss):
         trainer.train()
         model, batch = trainer.sharded.eval().module, next(iter(data.eval_batches("test", 8)))
         found = model(batch.features)
-        rows = torch.cat([trainer.sharded.gather_table(name).rows.double() for name in ("user", "item")])
+        tables = [trainer.sharded.gather_table(name).rows.double() for name in ("user", "item")]
         trainer.sharded.train()
         trainer.sharded.set_context(trainer.position.step + 1, 0, 64)
         trained = model.loss(next(iter(data.train_batches(0, 0, 0, 1))))
     num_users = data.tables["user"].num_rows
+    rows, biases = torch.cat([table[:, :8] for table in tables]), tables[1][:, 8:].sum(1)
     rows[[0, 1, num_users, num_users + 1]] = 0.0
     graph = model._graph.to(rows).times(torch.eye(len(rows), dtype=rows.dtype))
     vectors = (rows + graph @ rows + graph @ graph @ rows) / 3
@@ -68,7 +71,9 @@ def test_a_job_learns_and_scores_by_propagated_rows(halves, tmp_path, loss):
     expected = [vectors[user], vectors[item]]
     if loss.get("normalize"):
         expected = [torch.nn.functional.normalize(part, dim=1) for part in expected]
-    torch.testing.assert_close(found, (expected[0] * expected[1]).sum(1), rtol=1e-5, atol=1e-6)
+    assert (biases.abs().max() > 0) == (loss == {"loss": "sampled_softmax", "normalize": True})
+    scores = (expected[0] * expected[1]).sum(1) + biases[batch.features["item"].values()]
+    torch.testing.assert_close(found, scores, rtol=1e-5, atol=1e-6)
     # 20 of 40 items are of the other kind; as many shown at random would find half.
     assert trainer.history[-1]["recall_20_full"] > 0.9
     trained.sum().backward()

@@ -127,16 +127,9 @@ class LightGCNSpec(PartnerSpec):
     kind: Literal["lightgcn"]
     layers: int = later(3, ge=1, le=16)
 
-    # Chosen on validation rows: docs/reports/published_tables.md. The length of a smoothed row tells its popularity.
     job_defaults: ClassVar[Mapping[str, Any]] = {
         **PartnerSpec.job_defaults,
-        "model": {
-            "embedding_dim": 64,
-            "init": {"kind": "hash", "std": 0.1},
-            "loss": "sampled_softmax",
-            "share_negatives": True,
-        },
-        "optimizer": {"kind": "adam", "learning_rate": 0.005, "moments": "dense"},
+        "model": {**PartnerSpec.job_defaults["model"], "init": {"kind": "hash", "std": 0.01}},
         "batch_size": 4096,
     }
 
@@ -151,8 +144,13 @@ class LightGCNSpec(PartnerSpec):
         if job.sse:
             yield FieldProblem("sse", "lightgcn looks up every row in each step, not those of a batch", "leave it out")
 
+    @property
+    def has_item_bias(self) -> bool:
+        # The length of a smoothed row tells its popularity; a direction does not.
+        return self.normalize and self.loss != "cosine_contrastive"
+
     def table_columns(self, table: str) -> int:
-        return self.embedding_dim
+        return self.embedding_dim + (table == "item" and self.has_item_bias)
 
 
 class MFSpec(PairSpec):
