@@ -253,11 +253,14 @@ void update_rows(const UpdateCall& call, const Entries& entries, Scratch& scratc
     int32_t* last_steps = tables.last_steps + table.step_base;
     Real* sum = sums + worker * widest;
     uint32_t* words = drawn + worker * widest;
-    const int64_t block = block_of(dim * int64_t(sizeof(W) + Rule::VECTORS * sizeof(S) + sizeof(Real)));
+    // Wide rows one by one: a block of them has more cache lines than a core can wait for.
+    const bool in_blocks = block_of(dim * int64_t(sizeof(W) + Rule::VECTORS * sizeof(S) + sizeof(Real))) == MAX_BLOCK;
     int64_t fetched = task.first, fetched_row = -1, first = task.first;
     for (int64_t number_of_row = 0; number_of_row < task.num_rows; ++number_of_row) {
       const int64_t end = entries.ends[task.first + number_of_row], r = entries.row(first);
-      for (const int64_t stop = fetched < end + block ? std::min(end + 2 * block, task.end) : fetched; fetched < stop; ++fetched) {
+      int64_t stop = end + AHEAD;
+      if (in_blocks) stop = fetched < end + MAX_BLOCK ? end + 2 * MAX_BLOCK : fetched;
+      for (stop = std::min(stop, task.end); fetched < stop; ++fetched) {
         const int64_t ahead = entries.row(fetched);
         if (ahead != fetched_row) {
           prefetch<true>(weights + ahead * dim, dim);
