@@ -37,7 +37,7 @@ from service.core.inline_io import InlineIO, is_local
 from service.core.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
 from service.core.task_health import TaskHealth, repeat
 from service.core.text_validation import refuse_odd_text
-from service.features.neighbors import Neighbors
+from service.features.indexes import Indexes
 from service.features.store_health import StoreHealth
 from service.identity import audit, keys
 from service.identity.audit import Audit
@@ -93,7 +93,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     app.state.store_health = StoreHealth(app.state.store)
     keys_file = settings.home / keys.KNOWN_KEYS_FILE if settings.role == "vectors" else None
     app.state.authenticator = Authenticator(app.state.database, file=keys_file)
-    app.state.neighbors = Neighbors(settings.store_url, settings.home / "neighbors")
+    app.state.indexes = Indexes(settings.store_url, settings.home / "neighbors")
     app.state.metrics = metrics.Metrics()
     app.state.audit = Audit(app.state.database, settings.home / audit.FILE_NAME)
     app.state.first_key = None
@@ -143,7 +143,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             yield
     finally:
         app.state.store_health.stop()
-        app.state.neighbors.close()
+        app.state.indexes.close()
         await database.stop()
 
 

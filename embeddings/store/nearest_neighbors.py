@@ -6,7 +6,7 @@ and 100,000 items; building the index handles 2,000 to 7,000 items/s. The cosine
 computed again from the published rows in float32. So cosines are exact, and only the choice of rows is approximate.
 
 The index (usearch: Malkov and Yashunin 2018) is a file outside the store, mapped by every process that searches. It can
-be deleted at any time, since embeddings.store.build_neighbor_index can build it again.
+be deleted at any time, since embeddings.store.build_index can build it again.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ async def neighbors(request: Request, collection: CollectionName, body: Neighbor
         if body.id is not None:
             (query,) = ids_as(reader.manifest.id_type, [body.id])
         tenant = request.state.principal.tenant
-        nearest = request.app.state.neighbors.search(reader, query, body.k, tenant, erasures=erasures)
+        nearest = request.app.state.indexes.search(reader, query, body.k, tenant, erasures=erasures)
         if nearest is None:
             raise errors.Problem(404, "item-not-found", f"Version {reader.version} has no item {body.id!r}.")
         items, exact = nearest

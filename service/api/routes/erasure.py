@@ -72,7 +72,7 @@ async def erase(request: Request, collection: CollectionName, body: Ids, princip
             return target.erase(ids, body.reason, key=principal.key_id, part=USERS)
         done = scratch.erase(store, collection, ids, body.reason, key=principal.key_id)
         for name in (collection, *scratch.scratch_names(store, collection)):
-            request.app.state.neighbors.forget(name, principal.tenant)
+            request.app.state.indexes.forget(name, principal.tenant)
         return done
 
     return Erased(**await _in_turn(remove))

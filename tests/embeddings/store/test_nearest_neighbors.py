@@ -135,7 +135,7 @@ def test_the_builder_builds_once(tmp_path: Path) -> None:
     vectors = clustered(400, 8)
     version = collection.write(ItemVectors(np.arange(400), vectors))
     path = tmp_path / "out" / "items.usearch"
-    command = [sys.executable, "-m", "embeddings.store.build_neighbor_index", "items", version, str(path)]
+    command = [sys.executable, "-m", "embeddings.store.build_index", "items", version, str(path)]
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "EVENKEEL_STORE_URL": str(tmp_path / "store")}
     for _ in range(2):
         subprocess.run(command, check=True, timeout=300, env={**os.environ, **environment})

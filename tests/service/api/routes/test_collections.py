@@ -15,7 +15,7 @@ import pytest
 from embeddings.store.collection import directory
 from embeddings.store.files import read_document, replace_document, writer_lock
 from service.core.settings import Settings
-from service.features import neighbors, snapshots
+from service.features import indexes, snapshots
 from tests.service import published
 from tests.service.service_kit import until
 
@@ -270,8 +270,8 @@ async def neighbors_until(client, body: dict[str, Any], exact: bool) -> dict[str
 
 def large_from_100(app, settings: Settings) -> None:
     """As after a restart, with an index for anything above 100 rows."""
-    app.state.neighbors.close()
-    app.state.neighbors = neighbors.Neighbors(settings.store_url, settings.home / "neighbors", exact_rows=100)
+    app.state.indexes.close()
+    app.state.indexes = indexes.Indexes(settings.store_url, settings.home / "neighbors", exact_rows=100)
 
 
 @pytest.mark.process
@@ -290,7 +290,7 @@ async def test_a_large_version_is_searched_exactly_until_its_index_is_there(app,
 
     async def reaped() -> bool:
         await client.post("/v1/collections/items/neighbors", json=body)
-        return not app.state.neighbors._builders
+        return not app.state.indexes._builders
 
     await until(reaped)
     (file,) = set(directory.glob("v*.usearch"))
@@ -308,7 +308,7 @@ async def test_a_large_version_is_searched_exactly_until_its_index_is_there(app,
     large_from_100(app, settings)
     await client.post("/v1/collections/items/neighbors", json=body)
     assert not before.exists()
-    app.state.neighbors.forget("items")
+    app.state.indexes.forget("items")
     assert not directory.exists()
 
 
@@ -325,6 +325,6 @@ async def test_a_builder_that_fails_leaves_the_exact_search(app, client, setting
     for _ in range(2):
         answer = await client.post("/v1/collections/items/neighbors", json={"vector": vectors[7].tolist()})
         assert answer.json()["exact"] is True
-        for builder, _ in app.state.neighbors._builders.values():
+        for builder, _ in app.state.indexes._builders.values():
             assert builder.wait(300) == 1
-    assert len(app.state.neighbors._builders) == 1
+    assert len(app.state.indexes._builders) == 1

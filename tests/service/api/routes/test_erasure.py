@@ -17,7 +17,7 @@ from embeddings.store.files import writer_lock
 from service.app import create_app
 from service.client import Client, ProblemError
 from service.core.settings import Settings
-from service.features.neighbors import Neighbors
+from service.features.indexes import Indexes
 from tests.service import published, serving
 from tests.service.service_kit import until
 from tests.service.serving import Served
@@ -94,7 +94,7 @@ def test_neighbours_elsewhere_name_no_erased_id(settings: Settings, tmp_path: Pa
     old, _ = published.publish(settings, num_items=300, seed=1)
     new, vectors = published.publish(settings, seed=2)
     elsewhere = published.store_at(settings).collection("items")
-    searches = Neighbors(settings.store_url, tmp_path / "elsewhere", exact_rows=100)
+    searches = Indexes(settings.store_url, tmp_path / "elsewhere", exact_rows=100)
     indexes = tmp_path / "elsewhere" / "default" / "items"
 
     def nearest(version: str) -> tuple[list[Any], bool]:

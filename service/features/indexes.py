@@ -35,7 +35,7 @@ KEPT_INDEXES = 3
 RETRY_SECONDS = 600.0
 
 
-class Neighbors:
+class Indexes:
     """Searches for nearest neighbours, one per version. Thread-safe."""
 
     def __init__(self, store_url: str, directory: Path, exact_rows: int = EXACT_ROWS):
@@ -138,7 +138,7 @@ class Neighbors:
             if builder.poll() is None or time.monotonic() - started < RETRY_SECONDS:
                 return
         _remove_old(path)
-        command = [sys.executable, "-m", "embeddings.store.build_neighbor_index", collection, version, str(path)]
+        command = [sys.executable, "-m", "embeddings.store.build_index", collection, version, str(path)]
         command += ["--threads", str(max((os.cpu_count() or 1) // 2, 1))]
         builder = subprocess.Popen(
             ["nice", "-n", "10", *command],

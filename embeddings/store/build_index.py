@@ -1,4 +1,4 @@
-"""``python -m embeddings.store.build_neighbor_index COLLECTION VERSION FILE``: build a nearest-neighbour index.
+"""``python -m embeddings.store.build_index COLLECTION VERSION FILE``: build a nearest-neighbour index.
 
 The store's URL is read from EVENKEEL_STORE_URL and not given as an argument, since it may hold a password.
 """
