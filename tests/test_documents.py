@@ -156,6 +156,18 @@ def test_the_job_of_the_readme_is_valid() -> None:
     assert parse_job(yaml.safe_load(text)).publish is not None
 
 
+def test_the_jobs_of_a_daily_refresh_are_valid_and_alike() -> None:
+    from trainer.spec import parse_dataset, parse_job
+
+    text = (ROOT / "docs" / "guides" / "refresh.md").read_text("utf-8")
+    first, daily = re.findall(r"```yaml\n(# (?:first|daily)\.yaml\n.*?)```", text, flags=re.DOTALL)
+    dataset, job = yaml.safe_load_all(first)
+    parsed = [parse_job(one).against(parse_dataset(dataset)) for one in (job, yaml.safe_load(daily))]
+    # With fewer days than before the gate may hold each refresh.
+    assert len({one.dataset.window.days for one in parsed if one.dataset.window}) == 1
+    assert len({one.model.model_dump_json() for one in parsed}) == 1
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_make_targets_and_files_exist(document: Path) -> None:
     # A command of an earlier commit says so, behind it or in its block.
