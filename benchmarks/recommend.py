@@ -2,6 +2,7 @@
 
     python -m benchmarks.recommend [SPEC ...] [--full] [--rows FILE] [--refreshes 5] [--epochs 2] [--folder DIR]
     python -m benchmarks.recommend --http
+    python -m benchmarks.recommend --index [--full]
 
 Each spec's job is trained, and refreshed from the day before with another seed, each day on its own nine tenths of the
 rows. ``ema`` is the average of the spec, or none. Lists leave out what the user had in training.
@@ -17,6 +18,10 @@ time, and ``all_seconds``: all users through the client.
 
 ``--http`` trains nothing: it times 6,040 random users among 4,000 random items, and 1,000 among a million, of 64
 columns with norms and biases.
+
+``--index`` trains nothing: it builds the index of a large version, items around centres as benchmarks.neighbors draws
+them, unit vectors with biases, and times one user's top 20 by it beside the exact search. A user is the mean of
+``TASTES`` items. ``share`` is what the builder found of users' best 20.
 """
 
 from __future__ import annotations
@@ -33,8 +38,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from benchmarks.support.harness import parse, say
+from benchmarks.neighbors import rows_of
+from benchmarks.support.harness import interleave, line, parse, say
 from embeddings.store import Collection, open_store
+from embeddings.store.item_scores import ScoreIndex
 from embeddings.vectors.item_vectors import Array, ItemVectors, find_rows, unit_rows
 from embeddings.vectors.top_k import top_k
 from embeddings.vectors.user_vectors import SeenLists, UserVectors
@@ -55,6 +62,8 @@ REQUESTS = 300
 SIZES = ((4_000, 6_040), (1_000_000, 1_000))
 """Numbers of items and of users in the collections of ``--http``."""
 DIM = 64
+TASTES = 2
+"""Number of items whose mean is a user of ``--index``."""
 
 
 def trained(folder: Path, job: JobSpec, dataset: DatasetSpec, day: int, before: Run | None, rows: Path) -> Run:
@@ -204,6 +213,36 @@ def random_collection(folder: Path, num_items: int, num_users: int) -> tuple[str
     return collection.name, users
 
 
+def index_of(folder: Path, num_items: int) -> dict[str, Any]:
+    """Build the index of random items and users, and time single users by it and exactly, in turns."""
+    vectors = rows_of("clusters", num_items, DIM).astype(np.float32)
+    random = np.random.default_rng(1)
+    biases = 0.05 * random.standard_normal(num_items).astype(np.float32)
+    tastes = vectors[random.integers(0, num_items, (REQUESTS + 3, TASTES))].mean(axis=1)
+    keys, users = np.arange(num_items), np.arange(len(tastes))
+    nothing = SeenLists(keys, np.empty(0, np.int64), np.zeros(len(users) + 1, np.int64))
+    collection = open_store(str(folder / "store")).collection("items")
+    published = UserVectors(users, tastes, nothing, unit_items=True)
+    collection.publish(collection.write(ItemVectors(keys, vectors, biases=biases), users=published), None)
+    recommender = collection.recommender()
+    started, used = time.perf_counter(), time.process_time()
+    share = recommender.build_index(folder / "index")
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - used
+    index = ScoreIndex(recommender.items, folder / "index")
+    asked = iter(users)
+    times = interleave(
+        lambda: int(next(asked)),
+        lambda user: recommender.top([user], K, index=index),
+        lambda user: recommender.top([user], K),
+        iterations=REQUESTS,
+    )
+    return line(
+        "recommend", f"{num_items} x {DIM}", "exact", times, share=round(share, 4), build_seconds=round(seconds),
+        items_per_second=round(num_items / cpu_seconds), index_bytes=(folder / "index").stat().st_size,
+        is_exact=index.exact,
+    )  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recommend", description=__doc__)
     parser.add_argument("specs", nargs="*", type=Path)
@@ -213,7 +252,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--ema", choices=("spec", "null", "both"), default="both")
     parser.add_argument("--http", action="store_true", help="only the latency among random items")
+    parser.add_argument("--index", action="store_true", help="only the index of a large version")
     options = parse(parser, arguments)
+    if options.index:
+        with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+            index_of(Path(scratch), 2_000_000 if options.full else 50_000)
+        return 0
     if options.http:
         for num_items, num_users in SIZES:
             with tempfile.TemporaryDirectory(dir=options.folder) as scratch:

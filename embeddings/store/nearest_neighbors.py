@@ -12,6 +12,7 @@ be deleted at any time, since embeddings.store.build_index can build it again.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ EXACT_ROWS = 100_000
 CONNECTIVITY = 16
 EXPANSION_ADD = 128
 EXPANSION_SEARCH = 256
-_BLOCK_ROWS = 65_536
+BLOCK_ROWS = 65_536
 
 
 class NeighborSearch:
@@ -45,11 +46,16 @@ class NeighborSearch:
 
     def __init__(self, vectors: Array, statuses: Array, index: Path | None = None):
         self._vectors = vectors
-        self._index = None if index is None else _open_index(index, vectors, statuses)
         self._lock = threading.Lock()
+        inverse_norms, usable = _inverse_norms(vectors, statuses)
+        self._index = None if index is None else open_index(index, vectors.shape[1], int(usable.sum()))
         if self._index is None:
-            self._inverse_norms, usable = _inverse_norms(vectors, statuses)
-            self._left_out = np.flatnonzero(~usable)
+            self._inverse_norms, self._left_out = inverse_norms, np.flatnonzero(~usable)
+
+    @property
+    def is_built(self) -> bool:
+        """True if there is an index."""
+        return self._index is not None
 
     @property
     def exact(self) -> bool:
@@ -85,7 +91,7 @@ class NeighborSearch:
 
     def _all(self, vector: Array) -> tuple[Array, Array]:
         cosines = np.empty(len(self._vectors), dtype=np.float32)
-        for part in chunks(len(self._vectors), _BLOCK_ROWS):
+        for part in chunks(len(self._vectors), BLOCK_ROWS):
             np.matmul(as_float32(self._vectors[part]), vector, out=cosines[part])
         cosines *= self._inverse_norms
         cosines[self._left_out] = -np.inf
@@ -102,20 +108,26 @@ class NeighborSearch:
 
 def build_index(vectors: Array, statuses: Array, path: Path, *, threads: int = 1) -> None:
     """Write an index of all rows that are neither missing nor zero to ``path``, in one step, as float16 directions."""
+    inverse_norms, usable = _inverse_norms(vectors, statuses)
+
+    def directions(part: slice) -> tuple[Array, Array]:
+        rows = part.start + np.flatnonzero(usable[part])
+        return rows, as_float32(vectors[rows]) * inverse_norms[rows, None]
+
+    save_index(make_index(vectors.shape[1], map(directions, chunks(len(vectors), BLOCK_ROWS)), threads), path)
+
+
+def make_index(dim: int, parts: Iterable[tuple[Array, Array]], threads: int) -> Any:
+    """Return an index for largest products.
+
+    Args:
+        dim: number of coordinates.
+        parts: numbers of rows [n] and the rows [n, dim], all of one length, which the index keeps as float16.
+        threads: number of threads that build.
+    """
     from usearch.index import Index
 
-    inverse_norms, usable = _inverse_norms(vectors, statuses)
-    index = _empty_index(Index, vectors.shape[1])
-    for part in chunks(len(vectors), _BLOCK_ROWS):
-        rows = part.start + np.flatnonzero(usable[part])
-        if len(rows):
-            index.add(rows, as_float32(vectors[rows]) * inverse_norms[rows, None], threads=threads)
-    with appearing(path, durable=False) as partial:
-        index.save(str(partial))
-
-
-def _empty_index(kind: Any, dim: int) -> Any:
-    return kind(
+    index: Any = Index(
         ndim=dim,
         metric="ip",
         dtype="f16",
@@ -123,17 +135,31 @@ def _empty_index(kind: Any, dim: int) -> Any:
         expansion_add=EXPANSION_ADD,
         expansion_search=EXPANSION_SEARCH,
     )
+    for numbers, rows in parts:
+        if len(numbers):
+            index.add(numbers, rows, threads=threads)
+    return index
 
 
-def _open_index(path: Path, vectors: Array, statuses: Array) -> Any:
+def save_index(index: Any, path: Path) -> None:
+    """Write an index to ``path``, in one step."""
+    with appearing(path, durable=False) as partial:
+        index.save(str(partial))
+
+
+def open_index(path: Path, dim: int, num_rows: int) -> Any:
+    """Return the index that :func:`save_index` wrote to ``path``, memory-mapped.
+
+    Raises:
+        ValueError: the file is damaged, or has rows of another size or number.
+    """
     from usearch.index import Index
 
     try:
         index: Any = Index.restore(str(path), view=True)
     except Exception as error:  # the library may raise anything for a damaged file
         raise ValueError(f"{path} is no index: {error}") from error
-    _, usable = _inverse_norms(vectors, statuses)
-    if index is None or index.ndim != vectors.shape[1] or len(index) != int(usable.sum()):
+    if index is None or index.ndim != dim or len(index) != num_rows:
         raise ValueError(f"{path} is not the index of these vectors")
     index.expansion_search = EXPANSION_SEARCH
     return index
@@ -142,7 +168,7 @@ def _open_index(path: Path, vectors: Array, statuses: Array) -> Any:
 def _inverse_norms(vectors: Array, statuses: Array) -> tuple[Array, Array]:
     """Return (1 / norm of each row, float32 [n], 1 for rows that are left out; flags of the usable rows, bool [n])."""
     squares = np.empty(len(vectors), dtype=np.float64)
-    for part in chunks(len(vectors), _BLOCK_ROWS):
+    for part in chunks(len(vectors), BLOCK_ROWS):
         rows = as_float32(vectors[part])
         squares[part] = np.einsum("nd,nd->n", rows, rows, dtype=np.float64)
     usable = (statuses != MISSING) & (squares > 0) & np.isfinite(squares)

@@ -15,7 +15,6 @@ All files are named by one manifest, so users are never scored against the items
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,12 +25,12 @@ import pyarrow as pa
 
 from embeddings.store.arrow_stream import write_streamed
 from embeddings.store.files import FileEntry, HashingFile
+from embeddings.store.item_scores import ItemScores, ScoreIndex
 from embeddings.store.queries import Queries, QueryError, QuerySession, is_id
 from embeddings.store.version import VersionReader, key_column, keys_of_column, matrix_of, read_arrow, write_arrow
-from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_columns import ItemColumns
-from embeddings.vectors.item_vectors import MISSING, Array, as_list, chunks, find_rows, keys_of
-from embeddings.vectors.top_k import BestSoFar
+from embeddings.vectors.item_vectors import Array, as_list, chunks, find_rows, keys_of
+from embeddings.vectors.top_k import BestSoFar, top_k
 from embeddings.vectors.user_vectors import SeenLists, UserVectors, take_lists
 
 _PIECE_ITEMS = 1 << 15
@@ -39,6 +38,10 @@ _PIECE_SCORES = 1 << 17
 """Least number of scores in a piece: of one user half a MiB, which stays in a cache, is faster than more pieces."""
 _SCORES_AT_ONCE = 1 << 22
 """Number of scores in memory at once: 16 MiB."""
+_MOST_CANDIDATES = 4_096
+"""Most items that an index chooses for a user; more cost as much as comparing all."""
+_USERS_CHECKED = 200
+"""Number of users by whose best items an index is judged."""
 
 
 def write_users(
@@ -117,12 +120,14 @@ class Recommended(NamedTuple):
     """Items of highest score for each user, best first.
 
     ``found``: bool [n], False for a user whom the version does not have. ``items``, ``scores``: n lists each.
+    ``exact``: False if an index chose the items whose scores were compared.
     """
 
     version: str
     found: Array
     items: list[list[Any]]
     scores: list[list[float]]
+    exact: bool = True
 
 
 class _Asked(NamedTuple):
@@ -140,10 +145,18 @@ class _Asked(NamedTuple):
     starts: Array
 
 
+class _Pairs(NamedTuple):
+    """Users and items that they do not get: a user's number among the queries, and a row."""
+
+    users: Array
+    items: Array
+
+
 class Recommender:
     """The items and users of one version; thread-safe.
 
     Attributes:
+        items: the version's items, to be scored.
         tower: the bytes of the version's query tower, memory-mapped; None if it has none.
     """
 
@@ -159,9 +172,16 @@ class Recommender:
         assert entry is not None
         self.reader, self.version = reader, reader.version
         self.users = read_users(users, scored, columns, entry, reader.keys)
+        own = self.users.scored
+        self.items = ItemScores(reader, None if own is None else np.asarray(own), self.users.unit_items)
         self.tower = None if tower is None else pa.memory_map(str(tower)).read_buffer()
         self._entry, self._loading = entry, threading.Lock()
         self._session: QuerySession | None = None
+
+    def build_index(self, path: Path, *, threads: int = 1) -> float:
+        """Write an index of the version's items, judged by some of its users (see ItemScores.build_index)."""
+        sample = np.unique(np.linspace(0, len(self.users) - 1, min(len(self.users), _USERS_CHECKED)).astype(np.int64))
+        return self.items.build_index(path, np.asarray(self.users.vectors[sample]), threads=threads)
 
     def top(
         self,
@@ -173,11 +193,12 @@ class Recommender:
         exclude: Any = (),
         exclude_seen: bool = False,
         filter: Mapping[str, Sequence[Any]] | None = None,
+        index: ScoreIndex | None = None,
     ) -> Recommended:
         """Return the ``k`` items of highest score for each of ``users``; there are fewer if no others are left.
 
-        All items with a vector are candidates, carried ones too. The search is exact. Features and histories are read
-        by the version's query tower (embeddings.store.queries).
+        All items with a vector are candidates, carried ones too. Features and histories are read by the version's query
+        tower (embeddings.store.queries).
 
         Args:
             users: ids of users; or, in their place, ``features`` or ``histories``.
@@ -187,6 +208,8 @@ class Recommender:
             exclude: ids of items that nobody gets.
             exclude_seen: True to leave out the items that the user had in training, or the items of the history.
             filter: values of columns of the item table; items have one of the values in each of the columns.
+            index: an index of this version's items, which chooses the items to compare. Without it, with a filter, or
+                where more than ``_MOST_CANDIDATES`` items would have to be compared, all items are.
 
         Raises:
             ItemIdError: ids of another type than the version's.
@@ -212,17 +235,28 @@ class Recommender:
         known = np.flatnonzero(asked.found)
         items: list[list[Any]] = [[] for _ in asked.found]
         scores: list[list[float]] = [[] for _ in asked.found]
-        at_once = max(1, _SCORES_AT_ONCE // max(1, min(_PIECE_ITEMS, len(self.reader))))
+        at_once = max(1, _SCORES_AT_ONCE // max(1, min(_PIECE_ITEMS, len(self.items))))
+        exact = True
         for part in chunks(len(known), at_once):
-            best = self._best(asked, part, k, left_out, exclude_seen, refused)
-            is_answer = np.isfinite(best.scores)
-            ids = as_list(self.reader.keys[best.columns[is_answer]])
+            queries, offsets = asked.part(part)
+            starts = asked.starts[part.start : part.stop + 1]
+            owners = np.repeat(np.arange(len(queries)), np.diff(starts))
+            seen = asked.seen[starts[0] : starts[-1]]
+            pairs = _Pairs(owners, seen) if exclude_seen else _Pairs(owners[:0], seen[:0])
+            num_candidates = 2 * k + 16 + len(left_out) + np.bincount(pairs.users).max(initial=0)
+            if index is None or index.exact or refused is not None or num_candidates > _MOST_CANDIDATES:
+                columns, best = self._best_of_all(queries, k, left_out, pairs, refused)
+            else:
+                exact = False
+                columns, best = self._best_of(index.candidates(queries, num_candidates), queries, k, left_out, pairs)
+            is_answer = np.isfinite(best)
+            ids = as_list(self.reader.keys[columns[is_answer]])
             ends = np.cumsum(is_answer.sum(axis=1))
             for place, end, start in zip(known[part], ends, np.append(0, ends), strict=False):
                 items[place] = ids[start:end]
-            for place, values, answers in zip(known[part], best.scores, is_answer, strict=True):
+            for place, values, answers in zip(known[part], best + offsets[:, None], is_answer, strict=True):
                 scores[place] = values[answers].tolist()
-        return Recommended(self.version, asked.found, items, scores)
+        return Recommended(self.version, asked.found, items, scores, exact)
 
     def _of_users(self, users: Any) -> _Asked:
         rows = find_rows(self.users.keys, keys_of(users, query=True))
@@ -264,43 +298,31 @@ class Recommender:
             found &= self.users.columns.matching(name, list(wanted))
         return found
 
-    def _best(
-        self, asked: _Asked, part: slice, k: int, left_out: Array, exclude_seen: bool, refused: Array | None
-    ) -> BestSoFar:
-        queries, offsets = asked.part(part)
-        starts = asked.starts[part.start : part.stop + 1]
-        seen = asked.seen[starts[0] : starts[-1]]
-        owners = np.repeat(np.arange(len(queries)), np.diff(starts))
-        vectors = self.reader.vectors if self.users.scored is None else np.asarray(self.users.scored)
+    def _best_of_all(
+        self, queries: Array, k: int, left_out: Array, seen: _Pairs, refused: Array | None
+    ) -> tuple[Array, Array]:
+        """Return rows [n, at most k] and their scores, without offsets; -inf for a row that is no answer."""
         best = BestSoFar(len(queries), k)
-        for piece in chunks(len(self.reader), max(_PIECE_ITEMS, _PIECE_SCORES // max(1, len(queries)))):
-            scores = queries @ as_float32(vectors[piece]).T
-            if self._scales is not None:
-                scores *= self._scales[piece]
-            if self._biases is not None:
-                scores += self._biases[piece]
-            scores += offsets[:, None]
-            for rows_out in (self._no_vector, left_out):
-                scores[:, rows_out[_inside(rows_out, piece)] - piece.start] = -np.inf
+        for piece in chunks(len(self.items), max(_PIECE_ITEMS, _PIECE_SCORES // max(1, len(queries)))):
+            scores = self.items.of_piece(queries, piece)
+            scores[:, left_out[_inside(left_out, piece)] - piece.start] = -np.inf
             if refused is not None:
                 scores[:, refused[piece]] = -np.inf
-            if exclude_seen:
-                inside = _inside(seen, piece)
-                scores[owners[inside], seen[inside] - piece.start] = -np.inf
+            inside = _inside(seen.items, piece)
+            scores[seen.users[inside], seen.items[inside] - piece.start] = -np.inf
             best.add(piece.start, scores)
-        return best
+        return best.columns, best.scores
 
-    @functools.cached_property
-    def _scales(self) -> Array | None:
-        return None if self.users.unit_items else np.asarray(self.reader.norms)
-
-    @functools.cached_property
-    def _biases(self) -> Array | None:
-        return self.reader.items().biases
-
-    @functools.cached_property
-    def _no_vector(self) -> Array:
-        return np.flatnonzero(self.reader.statuses == MISSING)
+    def _best_of(self, candidates: Array, queries: Array, k: int, left_out: Array, seen: _Pairs) -> tuple[Array, Array]:
+        """Return what :meth:`_best_of_all` does, of ``candidates`` [n, m] alone."""
+        scores = np.concatenate(
+            [self.items.of_rows(query[None], rows[None]) for query, rows in zip(queries, candidates, strict=True)]
+        )
+        scores[np.isin(candidates, left_out)] = -np.inf
+        owners = np.arange(len(queries))[:, None] * len(self.items)
+        scores[np.isin(candidates + owners, seen.items + seen.users * len(self.items))] = -np.inf
+        best = top_k(scores, k)
+        return np.take_along_axis(candidates, best, 1), np.take_along_axis(scores, best, 1)
 
 
 def _answered(answers: Queries) -> _Asked:

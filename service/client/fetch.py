@@ -140,8 +140,9 @@ class VectorCalls(Session):
             version: Name of a version, or ``current``.
 
         Returns:
-            A mapping with ``version`` and ``users``, in the order of the request: mappings with ``id`` (None without
-            ids of users), ``found`` and ``items``, a list of mappings with ``id`` and ``score``, best first.
+            A mapping with ``version``, ``exact`` (False if an index chose the items that were compared) and ``users``,
+            in the order of the request: mappings with ``id`` (None without ids of users), ``found`` and ``items``, a
+            list of mappings with ``id`` and ``score``, best first.
 
         Raises:
             TypeError: ``users`` is a single id instead of a list.
@@ -153,7 +154,7 @@ class VectorCalls(Session):
             raise ValueError("recommend() needs one of users, features= and histories=")
         ((name, queries),) = given
         asked = _queries(name, queries)
-        left_out, found = ids_of(exclude), []
+        left_out, found, exact = ids_of(exclude), [], True
         values = {column: ids_of(one) for column, one in (filter or {}).items()}
         at_once = max(1, min(MAX_USERS, MAX_RECOMMENDED // max(k, 1)))
         for block in _blocks(asked, at_once, MAX_QUERY_VALUES):
@@ -163,8 +164,9 @@ class VectorCalls(Session):
             }  # fmt: skip
             answer = self.json("POST", f"/collections/{part(collection)}/recommend", json=body)
             version = answer["version"]
+            exact &= answer["exact"]
             found += answer["users"]
-        return {"version": version, "users": found}
+        return {"version": version, "exact": exact, "users": found}
 
     def vectors_table(
         self,

@@ -1,9 +1,10 @@
-"""Nearest-neighbour search for the route: one search per version, with indexes that other processes build.
+"""Searches of versions by an index that another process builds: for nearest neighbours, and for users' best items.
 
-A large version is searched exactly until its index is ready. The first search starts the build: a low-priority process
-writes it to ``$EVENKEEL_HOME/neighbors/TENANT/COLLECTION/``, one on this host however many workers ask, and every
-worker maps the file. Indexes of versions that are no longer searched are removed. Indexes that were built before ids
-were erased from their collection, by any process, are removed too: the file's name contains the number of erasures.
+A large version is searched exactly until its index is ready, or for good if it would miss too many items. The first
+search starts the build: a low-priority process writes it to ``$EVENKEEL_HOME/neighbors/TENANT/COLLECTION/``, one on
+this host however many workers ask, and every worker maps the file. Below that folder, ``scores/`` has the indexes for
+users. Indexes of versions that are no longer searched are removed. Indexes that were built before ids were erased from
+their collection, by any process, are removed too: the file's name contains the number of erasures.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from embeddings.store import VersionReader
+from embeddings.store.item_scores import EXACT_ITEMS, ScoreIndex
 from embeddings.store.nearest_neighbors import EXACT_ROWS, NeighborSearch
+from embeddings.store.users import Recommender
 from embeddings.vectors.item_vectors import MISSING, as_list, find_rows, keys_of
 from service.core import tenants
 from service.core.tenants import DEFAULT_TENANT
@@ -33,16 +36,20 @@ NUM_SEARCHES = 4
 KEPT_INDEXES = 3
 """Most indexes of a collection on disk."""
 RETRY_SECONDS = 600.0
+SCORES = "scores"
+"""Folder of a collection's indexes for users, and the builder's option for them."""
+
+Search = TypeVar("Search", NeighborSearch, ScoreIndex)
 
 
 class Indexes:
-    """Searches for nearest neighbours, one per version. Thread-safe."""
+    """Searches, one per version and kind. Thread-safe."""
 
-    def __init__(self, store_url: str, directory: Path, exact_rows: int = EXACT_ROWS):
+    def __init__(self, store_url: str, directory: Path, exact_rows: int = EXACT_ROWS, exact_items: int = EXACT_ITEMS):
         self._store_url = store_url
         self._directory = directory
-        self._exact_rows = exact_rows
-        self._searches: OrderedDict[Path, NeighborSearch] = OrderedDict()
+        self._exact_rows, self._exact_items = exact_rows, exact_items
+        self._searches: OrderedDict[Path, NeighborSearch | ScoreIndex] = OrderedDict()
         self._builders: dict[Path, tuple[subprocess.Popen[bytes], float]] = {}
         self._lock = threading.Lock()
 
@@ -63,15 +70,31 @@ class Indexes:
             if own_row < 0 or reader.statuses[own_row] == MISSING or not reader.vectors[own_row].any():
                 return None
             query = reader.vectors[own_row]
-        search = self._search_of(reader, tenant, erasures)
+        folder = self._directory / tenant / reader.manifest.collection
+
+        def open_search(path: Path | None) -> NeighborSearch:
+            return NeighborSearch(reader.vectors, reader.statuses, path)
+
+        search = self._search_of(folder, reader, len(reader) > self._exact_rows, open_search, tenant, erasures)
         rows, cosines = search.search(query, k, own_row)
         return list(zip(as_list(reader.keys[rows]), cosines.tolist(), strict=True)), search.exact
+
+    def of_scores(self, recommender: Recommender, tenant: str = DEFAULT_TENANT, *, erasures: int) -> ScoreIndex | None:
+        """Return the index of a large version for users, exact until it is built; None for a smaller version.
+
+        ``erasures``: number of erasures in the collection, which must be read before ``recommender`` is opened.
+        """
+        reader, items = recommender.reader, recommender.items
+        if len(items) <= self._exact_items:
+            return None
+        folder = self._directory / tenant / reader.manifest.collection / SCORES
+        return self._search_of(folder, reader, True, lambda path: ScoreIndex(items, path), tenant, erasures)
 
     def forget(self, collection: str, tenant: str = DEFAULT_TENANT) -> None:
         """Discard everything cached for a collection, including indexes on disk, because ids were erased from it."""
         directory = self._directory / tenant / collection
         with self._lock:
-            self._drop(lambda path: path.parent == directory)
+            self._drop(lambda path: path.is_relative_to(directory))
             shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
@@ -79,23 +102,31 @@ class Indexes:
         with self._lock:
             self._drop(lambda path: True)
 
-    def _search_of(self, reader: VersionReader, tenant: str, erasures: int) -> NeighborSearch:
-        collection = reader.manifest.collection
-        path = self._directory / tenant / collection / f"{reader.version}-{reader.manifest.identity}-{erasures}.usearch"
-        large = len(reader) > self._exact_rows
+    def _search_of(
+        self,
+        folder: Path,
+        reader: VersionReader,
+        is_large: bool,
+        open_search: Callable[[Path | None], Search],
+        tenant: str,
+        erasures: int,
+    ) -> Search:
+        """Return the search of a version, and start building the index in ``folder`` that a large version lacks."""
+        path = folder / f"{reader.version}-{reader.manifest.identity}-{erasures}.usearch"
         with self._lock:
-            search = self._searches.get(path)
-            if search is None or (search.exact and large and path.exists()):
+            search: Any = self._searches.get(path)
+            if search is None or (is_large and not search.is_built and path.exists()):
                 self._drop_earlier(path, reader.version, erasures)
-                search = self._searches[path] = self._open(reader, path if large else None)
+                search = self._searches[path] = _open(open_search, path if is_large else None)
                 while len(self._searches) > NUM_SEARCHES:
                     self._searches.popitem(last=False)
             self._searches.move_to_end(path)
             for done in [index for index, (builder, _) in self._builders.items() if builder.poll() == 0]:
                 del self._builders[done]
-            if large and search.exact:
-                self._ask_for(path, tenant, collection, reader.version)
-        return search
+            if is_large and not search.is_built:
+                self._ask_for(path, tenant, reader)
+        found: Search = search
+        return found
 
     def _drop_earlier(self, path: Path, version: str, erasures: int) -> None:
         """Discard outdated data of the collection.
@@ -121,16 +152,7 @@ class Indexes:
         for path in filter(is_meant, list(self._searches)):
             del self._searches[path]
 
-    def _open(self, reader: VersionReader, path: Path | None) -> NeighborSearch:
-        if path is not None and path.exists():
-            try:
-                return NeighborSearch(reader.vectors, reader.statuses, path)
-            except ValueError as error:
-                log.warning("%s: the index is built again", error)
-                path.unlink(missing_ok=True)
-        return NeighborSearch(reader.vectors, reader.statuses)
-
-    def _ask_for(self, path: Path, tenant: str, collection: str, version: str) -> None:
+    def _ask_for(self, path: Path, tenant: str, reader: VersionReader) -> None:
         """Start a process that builds the index, unless one is running or failed a short while ago."""
         building = self._builders.get(path)
         if building is not None:
@@ -138,8 +160,11 @@ class Indexes:
             if builder.poll() is None or time.monotonic() - started < RETRY_SECONDS:
                 return
         _remove_old(path)
-        command = [sys.executable, "-m", "embeddings.store.build_index", collection, version, str(path)]
-        command += ["--threads", str(max((os.cpu_count() or 1) // 2, 1))]
+        manifest = reader.manifest
+        command = [sys.executable, "-m", "embeddings.store.build_index", manifest.collection, reader.version]
+        command += [manifest.identity, str(path), "--threads", str(max((os.cpu_count() or 1) // 2, 1))]
+        if path.parent.name == SCORES:
+            command.append(f"--{SCORES}")
         builder = subprocess.Popen(
             ["nice", "-n", "10", *command],
             env={**os.environ, "EVENKEEL_STORE_URL": tenants.url_of(self._store_url, tenant)},
@@ -147,6 +172,16 @@ class Indexes:
             stdout=subprocess.DEVNULL,
         )
         self._builders[path] = builder, time.monotonic()
+
+
+def _open(open_search: Callable[[Path | None], Search], path: Path | None) -> Search:
+    if path is not None and path.exists():
+        try:
+            return open_search(path)
+        except ValueError as error:
+            log.warning("%s: the index is built again", error)
+            path.unlink(missing_ok=True)
+    return open_search(None)
 
 
 def _remove_old(path: Path) -> None:

@@ -75,9 +75,13 @@ class ForUser(BaseModel):
 
 
 class Recommendations(BaseModel):
-    """Items for each user, in request order, from the users and items of one version."""
+    """Items for each user, in request order, from the users and items of one version.
+
+    ``exact`` is false if an index chose the items whose scores were compared; it may have missed some.
+    """
 
     version: str
+    exact: bool
     users: list[ForUser]
 
 
@@ -88,7 +92,7 @@ class Recommendations(BaseModel):
     responses=errors.responses(404, 409),
 )
 async def recommend(request: Request, collection: CollectionName, body: RecommendRequest) -> Response:
-    """Return the items of highest score for each user, by exact search over all items with a vector.
+    """Return the items of highest score for each user, among all items with a vector.
 
     With ``exclude_seen``, items are left out that the user had in the training of the version, or that are in the
     history. A version without users, or without a query tower for features or histories, is refused with 409.
@@ -102,7 +106,10 @@ async def recommend(request: Request, collection: CollectionName, body: Recommen
         raise errors.invalid(FieldProblem("users", message, f"ask for at most {MAX_ITEMS // body.k} users at once"))
 
     def search(target: Collection) -> tuple[list[Any], Recommended]:
+        erasures = target.num_erasures()
         recommender = target.recommender(body.version)
+        tenant = request.state.principal.tenant
+        index = request.app.state.indexes.of_scores(recommender, tenant, erasures=erasures)
         manifest = recommender.reader.manifest
         assert manifest.users is not None
         exclude = ids_as(manifest.id_type, body.exclude)
@@ -111,6 +118,7 @@ async def recommend(request: Request, collection: CollectionName, body: Recommen
             users, body.k, features=_features(recommender, body.features),
             histories=None if body.histories is None else [ids_as(manifest.id_type, one) for one in body.histories],
             exclude=exclude, exclude_seen=body.exclude_seen, filter=_filter(recommender, body.filter),
+            index=index,
         )  # fmt: skip
         return users or [None] * count, found
 
@@ -128,7 +136,7 @@ async def recommend(request: Request, collection: CollectionName, body: Recommen
             }
             for user, known, *of in zip(users, found.found.tolist(), found.items, found.scores, strict=True)
         ]
-        return orjson.dumps({"version": found.version, "users": results})
+        return orjson.dumps({"version": found.version, "exact": found.exact, "users": results})
 
     return Response(await in_store(answer), media_type="application/json")
 

@@ -135,10 +135,17 @@ def test_the_builder_builds_once(tmp_path: Path) -> None:
     vectors = clustered(400, 8)
     version = collection.write(ItemVectors(np.arange(400), vectors))
     path = tmp_path / "out" / "items.usearch"
-    command = [sys.executable, "-m", "embeddings.store.build_index", "items", version, str(path)]
+    identity = collection.open(version).manifest.identity
+    command = [sys.executable, "-m", "embeddings.store.build_index", "items", version]
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "EVENKEEL_STORE_URL": str(tmp_path / "store")}
+
+    def build(identity: str) -> None:
+        subprocess.run([*command, identity, str(path)], check=True, timeout=300, env={**os.environ, **environment})
+
+    build("of another store")
+    assert not path.exists()
     for _ in range(2):
-        subprocess.run(command, check=True, timeout=300, env={**os.environ, **environment})
+        build(identity)
         written = path.stat().st_mtime_ns, path.stat().st_ino
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
     assert [one.name for one in path.parent.iterdir()] == ["items.usearch"]

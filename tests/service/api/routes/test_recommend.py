@@ -16,7 +16,9 @@ import pytest
 from embeddings.vectors.item_columns import ItemColumns
 from service.api.routes import recommend
 from service.core.settings import Settings
+from service.features.indexes import Indexes
 from tests.service import published
+from tests.service.service_kit import until
 from tests.support.query_towers import tower_of
 
 pytestmark = pytest.mark.anyio
@@ -212,3 +214,36 @@ async def test_items_are_filtered(client: Any, settings: Settings) -> None:
     assert refused["errors"] == [
         {"field": "filter.size", "message": "version v000001 has no such column", "remedy": "it has brand"}
     ]
+
+
+@pytest.mark.process
+async def test_a_large_version_is_searched_exactly_until_its_index_is_there(
+    app: Any, client: Any, settings: Settings
+) -> None:
+    version, scores = publish(settings)
+    app.state.indexes.close()
+    app.state.indexes = Indexes(settings.store_url, settings.home / "neighbors", exact_items=20)
+    body = {"users": [1, 2], "k": 5, "exclude_seen": True}
+    first = (await client.post(URL, json=body)).json()
+    assert first["exact"] is True
+
+    async def look() -> Any:
+        answer = (await client.post(URL, json=body)).json()
+        return None if answer["exact"] else answer
+
+    found = await until(look)
+    assert [item["id"] for item in found["users"][0]["items"]] == best(scores[0], 5, SEEN)
+    assert [one["items"] for one in found["users"]] == [
+        [{"id": item["id"], "score": pytest.approx(item["score"], rel=1e-5)} for item in one["items"]]
+        for one in first["users"]
+    ]
+    (file,) = (settings.home / "neighbors" / "default" / "items" / "scores").glob("*.usearch")
+    assert file.name.startswith(f"{version}-")
+    gone = found["users"][0]["items"][0]["id"]
+    answer = await client.post("/v1/collections/items/erase", json={"ids": [gone], "reason": "they asked"})
+    assert answer.status_code == 200
+    assert not file.exists()
+    for _ in range(2):
+        after = await client.post(URL, json=body)
+        assert gone not in {item["id"] for one in after.json()["users"] for item in one["items"]}
+        await until(look)
