@@ -314,7 +314,7 @@ class Recommender:
         return best.columns, best.scores
 
     def _best_of(self, candidates: Array, queries: Array, k: int, left_out: Array, seen: _Pairs) -> tuple[Array, Array]:
-        """Return what :meth:`_best_of_all` does, of ``candidates`` [n, m] alone."""
+        """Return rows and scores like :meth:`_best_of_all`, of ``candidates`` [n, m] alone."""
         scores = np.concatenate(
             [self.items.of_rows(query[None], rows[None]) for query, rows in zip(queries, candidates, strict=True)]
         )
