@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,10 +85,15 @@ def validate(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check a spec against its dataset, and show the resources that a run would need. Runs nothing."""
+    """Check a spec against its dataset, and show the resources that a run would need. Runs nothing.
+
+    In the job of a schedule, today's date in UTC stands for ``{firing_date}``.
+    """
     from trainer.spec import load_documents
 
     dataset, job = load_documents(spec)
+    if job is not None:
+        job = job.fired_on(datetime.now(UTC).date().isoformat())
     if rows is not None or ids:
         answer = _estimate_of_numbers(spec, dataset, job, rows, ids or [])
     elif job is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -68,6 +70,20 @@ def test_validate_shows_what_a_run_would_take(run: Run, served: Served, spec: Pa
         assert answer["valid"] is True
         assert answer["estimate"]["steps_per_epoch"] == 1
     assert run("jobs", "--name", "alone", "--json").json == []
+
+
+def test_validate_fires_the_job_of_a_schedule_today(run: Run, served: Served, tmp_path: Path):
+    today = datetime.now(UTC).date()
+    for days, ends in ((0, True), (3, False)):
+        folder = tmp_path / str(days)
+        day = folder / f"day={today - timedelta(days=days)}"
+        day.mkdir(parents=True)
+        shutil.copy(served.data / "clicks.parquet", day)
+        dataset = serving.dataset(served.data) | {"uri": str(folder), "partition": "day"}
+        job = serving.job() | {"dataset": {"name": "clicks", "window": {"start": "{firing_date}", "days": 2}}}
+        done = run("validate", str(serving.write_spec(tmp_path / "daily.yaml", dataset, job)))
+        assert (done.code == 0, done.out.endswith("valid\n")) == (ends, ends), done.err
+    assert str(today - timedelta(days=3)) in done.err
 
 
 def test_validate_takes_numbers_in_the_place_of_data(run: Run, served: Served, tmp_path: Path):
