@@ -58,7 +58,7 @@ def appearing(path: Path, *, durable: bool = True, fence: Callable[[], None] | N
         fence: Function called right before the renaming. If it raises, ``path`` stays as it was.
 
     Raises:
-        OSError: The disk is full, or ``path`` is a folder that is there already; nothing is left behind.
+        OSError: The disk is full, or ``path`` is an existing folder; nothing is left behind.
 
     Example:
         >>> with appearing(Path(directory) / "report.txt") as place:

@@ -373,7 +373,7 @@ class EmbeddingTables(torch.nn.Module):
         self._may_be_ahead = True
 
     def renew(self, name: str, rows: torch.Tensor, keys: np.ndarray) -> None:
-        """Give rows to new ids: set initial values drawn from the ids' ``keys``, and state as of a row never touched.
+        """Give rows to new ids: set initial values drawn from the ids' ``keys``, and the state of a row never touched.
 
         ``rows`` are local row numbers, int64 [n]; ``keys`` are uint64 [n]. Call it between :meth:`step` and the next
         lookup, or for rows that no lookup has read since the last step. Otherwise the old id's recorded gradient would

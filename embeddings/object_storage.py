@@ -43,7 +43,7 @@ class StorageError(RuntimeError):
 
 
 class NotWholeError(StorageError):
-    """An object in the storage is missing, truncated or different from the one that was put there."""
+    """An object in the storage is missing, truncated, or different from the one that was stored."""
 
 
 class MissingFileError(NotWholeError):
@@ -191,7 +191,7 @@ def _mode(version: Version | None) -> Any:
 def _profile() -> dict[str, Any]:
     """Return obstore's options for the credentials of a profile in ``~/.aws``; empty if none is needed.
 
-    None is needed if the environment has a key, or if it neither names a profile nor has files with profiles.
+    No profile is needed if the environment has a key, or if no profile is named and no file has profiles.
 
     Raises:
         StorageError: boto3, which reads profiles, is not installed.

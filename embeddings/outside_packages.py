@@ -15,7 +15,7 @@ class OutsidePackageError(ValueError):
 
 
 class Registry(dict[str, Kind]):
-    """Entries of this package, keyed by name; any other name is looked for among the entry points of other packages.
+    """Entries of this package, keyed by name; other names are searched among other packages' entry points.
 
     A package that cannot be imported is an error only when its entry is used.
 

@@ -84,7 +84,7 @@ class Adam(RowOptimizer):
 
     @property
     def idle_ratio(self) -> float:
-        """The factor per step of the part of an untouched row's movement that shrinks slowest, the one with eps."""
+        """The factor per step of the slowest-shrinking term of an untouched row's movement, which is due to eps."""
         slowest = self.beta2**1.5 if self.eps_inside_root else self.beta2
         return self.beta1 / slowest if slowest > 0.0 else float("inf")
 
@@ -133,8 +133,8 @@ class RowwiseAdam(Adam):
     """Adam with one v for each row: v <- beta2 v + (1 - beta2) mean(g^2).
 
     FBGEMM's PARTIAL_ROWWISE_ADAM (whose moments are ``lazy``): half of Adam's state, as m is still kept for each
-    element. Deferred updates follow :mod:`embeddings.optim.deferred_update` as Adam's do, with the row's v for each
-    element's.
+    element. Deferred updates follow :mod:`embeddings.optim.deferred_update` as Adam's do, with the row's v instead of
+    each element's.
     """
 
     rule: ClassVar[str] = "rowwise_adam"

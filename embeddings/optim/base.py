@@ -59,7 +59,7 @@ class TouchedRows:
     left: torch.Tensor | None = None
 
     def running_mean(self, name: str, beta: float, value: torch.Tensor) -> torch.Tensor:
-        """Fold ``value`` into the running mean ``name``, and return the mean; ``v`` is one of squares."""
+        """Fold ``value`` into the running mean ``name``, and return the mean; ``v`` is the mean of squares."""
         fade = (beta**self.num_steps).to(value.dtype)
         if self.left is not None:
             fade = fade * (self.left**2 if name == "v" else self.left)
@@ -73,8 +73,8 @@ class RowOptimizer:
 
     ``rule`` is the name of the update in the compiled kernels; :meth:`apply_rule` is the same update in plain torch.
     ``state_names`` are the tensors kept for each row; ``last_update_step`` is the step of its last touch, 0 = never.
-    ``row_state_names`` are those of them that hold one number for each row, not one for each of its elements.
-    ``keeps_mean_square`` is True if ``v`` is among them, a running mean of squares, which float16 cannot hold.
+    ``row_state_names`` are those with a single number for each row, not one for each element.
+    ``keeps_mean_square`` is True if the state has ``v``, a running mean of squares, which float16 cannot hold.
 
     Args:
         learning_rate: eta where the schedule's factor is 1.
@@ -163,7 +163,7 @@ class RowOptimizer:
     def deferred_settings(self) -> tuple[str, ...]:
         """Names of the settings that determine the value of an untouched row; a warm start may not change them.
 
-        A setting that is not named here counts as one of them if untouched rows move at all.
+        A setting unknown to this method is included if untouched rows move at all.
         """
         momentum, decay, adaptive = self.idle_momentum, self.constant_decay > 0.0, hasattr(self, "alpha")
         matters = {
@@ -183,7 +183,7 @@ class RowOptimizer:
 
 @dataclass(frozen=True)
 class AdaptiveDecay:
-    """Adaptive regularization (Li and Lyu, Algorithm 1), before another optimizer's step, applied at read.
+    """Adaptive regularization (Li and Lyu, Algorithm 1): decay before an optimizer's step, applied when rows are read.
 
     theta <- theta - lambda theta for every row at every step k, where lambda = min(1, alpha (k - s - 1)) and s is the
     step of the row's last touch. The decay is not multiplied by eta.

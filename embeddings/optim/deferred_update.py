@@ -30,7 +30,7 @@ and more in the first steps, whose bias corrections differ most, and if beta2 is
 sum, about its first term, follow from those of the step before: one term is added or dropped, and all decay.
 
 **By epoch.** A decay that is no function of the age alone (:class:`embeddings.optim.idle_decay.DecayByEpoch`) has
-F(s, s + j) in the place of P_j, and keep_j is F(s, s + j) / F(s, s + j - 1). The formulas are the same.
+F(s, s + j) instead of P_j, and keep_j is F(s, s + j) / F(s, s + j - 1). The formulas are the same.
 
 All is float64. The vectors over J belong to one K; one recurrence carries them to K + 1. Numpy only.
 """

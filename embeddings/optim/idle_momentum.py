@@ -1,9 +1,9 @@
 """Movement of rows of every age by momentum, on a few quadrature nodes: tables for successive steps. Numpy only.
 
-The formulas are those of :mod:`embeddings.optim.deferred_update`. The 2 n moments of an age's sum follow from those of
-the age before at the step before: one term is added or dropped, and all decay. They are centred on the first term after
-the row's touch, so that both belong to the same row. Steps are computed in fixed blocks, so that the tables of a step
-do not depend on the step from which the computation began.
+The formulas are those of :mod:`embeddings.optim.deferred_update`. The 2 n moments of the sum for age J follow from
+those for age J - 1 at the step before: one term is added or dropped, and all decay. Moments are about the first term
+after the row's touch, so that both ages belong to the same row. Steps are computed in fixed blocks, so that the tables
+of a step do not depend on the step from which the computation began.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class IdleMomentum:
     Args:
         optimizer: has beta1 above 0 and dense moments.
         decay: adaptive decay of idle rows.
-        momentum_steps: number of terms of a sum that matter.
+        momentum_steps: number of terms that matter in a sum.
         horizon: J*, at least ``momentum_steps``.
         ahead: True if rows are stored ahead of their momentum.
         smallest: the smallest eps term.
@@ -162,10 +162,11 @@ class IdleMomentum:
         return points[steps - steps[0]][:, None] + self._terms.slope
 
     def _sums_after(self, steps: np.ndarray, completed: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return weights and points of the sums over the steps after each of ``steps``, each [len(steps), terms].
+        """Return weights and points of the sums over the steps that follow each of ``steps``: two [len(steps), terms].
 
-        A sum is the movement by which a row touched at that step is stored ahead. With ``completed``, the movement up
-        to that step, without decay, is subtracted; if rows are not stored ahead, the sum is this movement alone.
+        A sum is the movement by which a row touched at ``steps[i]`` is stored ahead. With ``completed``, the movement
+        up to step ``completed``, without decay, is subtracted; if rows are not stored ahead, the sum is this movement
+        alone.
         """
         ages = np.arange(1, self.momentum_steps + 1)
         terms = self._terms.between(int(steps[0]) + 1, int(steps[-1]) + self.momentum_steps + 1)

@@ -1,4 +1,4 @@
-"""Gauss quadrature from moments: a few nodes in place of many terms of a sum with positive weights. Numpy only.
+"""Gauss quadrature from moments: a few nodes instead of many terms of a sum with positive weights. Numpy only.
 
 A rule of n nodes has the first 2 n moments of the sum, so it gives sum_i w_i f(y_i) for polynomials f up to degree
 2 n - 1 exactly. Moments are taken of polynomials that are orthogonal for a similar sum: for ten nodes and more, moments

@@ -1,13 +1,14 @@
-"""Maps from a new anchor generation back to earlier ones: fitted where the generation opens, and judged there.
+"""Maps from a new anchor generation back to earlier ones: fitted and judged when the generation opens.
 
-The vectors of the last version before the change are regressed on the new ones, over items that both versions found.
+The vectors of the last version before the change are regressed on the new ones, over items found in both versions.
 Ridge regression is tried with several penalties, and between equal dims the rotation of orthogonal Procrustes too. Each
-is fitted on four fifths of the items and predicts the others, in turn. The one of highest mean cosine is taken, and
-fitted once more on all items. For generations before the last, the targets are the vectors that the last version served
-for them, so maps compose. Hu et al. 2022, "Learning Backward Compatible Embeddings" (arXiv 2206.03040).
+map is fitted on four fifths of the items and predicts the rest, in turn (cross-validation). The one of highest mean
+cosine is taken, and fitted once more on all items. For generations before the last, the targets are the vectors that
+the last version served for them, so maps compose. Hu et al. 2022, "Learning Backward Compatible Embeddings" (arXiv
+2206.03040).
 
-A generation that ends a series of held versions has the coordinates of the one before, so nothing is fitted for it: the
-map to that one is the identity, and those to earlier ones stay as they are.
+A generation that ends a series of held versions has the coordinates of the generation before, so nothing is fitted: its
+map to that generation is the identity, and maps to earlier ones stay as they are.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from embeddings.vectors.item_vectors import Array, ItemVectors, find_rows, keys_
 MIN_R2 = 0.5
 """Smallest share of the variance of the earlier vectors that a served map predicts, for items it was not fitted on."""
 MIN_KEPT = 0.95
-"""Smallest share of its accuracy that a probe of the earlier generation keeps on vectors of a served map."""
+"""Smallest share of its accuracy that an earlier generation's probe must keep on mapped vectors."""
 MIN_ITEMS = 100
 MAX_ITEMS = 20_000
 """Most shared items that a map is fitted on; of more, a sample is taken."""

@@ -1,4 +1,4 @@
-"""Choice of dim and sigma of random Fourier features for a user's own task, by a consumer's accuracy on each.
+"""Choice of dim and sigma of random Fourier features for a user's own task, by a consumer's accuracy with each.
 
 The kernel error (:mod:`embeddings.rff.advice`) measures how well features approximate their kernel; only a task shows
 that the kernel itself is useful. The task is a label for each item; the consumer is the linear classifier of the probes

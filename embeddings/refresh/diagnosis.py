@@ -78,13 +78,13 @@ class Diagnosis:
     """Cause of a hold, derived from the failed checks and the drift of the training rows.
 
     Attributes:
-        cause: ``data``: training rows and vectors moved. ``items``: only the set of items with rows changed.
+        cause: ``data``: training rows and vectors moved. ``items``: only checks on the set of items failed.
             ``vectors``: the vectors moved although the rows did not, or nothing is known of the rows. ``rows``: the
             rows are far from those of the days before. ``model``: the model is worse than the served one. ``run``: the
             output cannot be served, whatever the data. ``generation``: the vectors have other coordinates. ``stale``:
             another version is served by now.
         failed: failed checks, worst first.
-        rows: figures of the rows that moved since the run that this one goes on from; None if unknown.
+        rows: figures of training rows that moved since the run that this run continues; None if unknown.
     """
 
     cause: Cause

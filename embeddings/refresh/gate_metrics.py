@@ -1,8 +1,8 @@
 """Metrics of a candidate's item vectors against the served ones, which the gate (embeddings/refresh/gate.py) judges.
 
 The candidate has been rotated onto the previous version and is *not yet averaged* with it, because an average hides
-faults. Neighbour overlap does not change under a rotation, so a skipped alignment shows in the cosines alone. A change
-of norms, which are published beside directions, shows in neither.
+faults. Neighbour overlap does not change under a rotation, so a skipped alignment shows in the cosines alone. Neither
+shows a change of norms, which are published along with directions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def compare(
     Args:
         previous: the version that is served; None: the candidate is the first one, which needs none.
         candidate: the candidate, aligned and not yet averaged.
-        live: bool [n], items of which ``coverage`` is a share. Default: items with a count, or with evidence if counts
+        live: bool [n], items that count for ``coverage``. Default: items with a count, or with evidence if counts
             are unknown.
         sampling: fields of :class:`embeddings.refresh.gate_checks.comparison.Sampling`.
 

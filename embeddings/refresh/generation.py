@@ -21,7 +21,7 @@ class Generation:
     Attributes:
         continues: True for the parent's generation.
         anchor_version: the generation's first version; None in a new one.
-        num_shared: number of items that the parent and the candidate have both found.
+        num_shared: number of items found in both the parent and the candidate.
         checks: the checks that decided, which are the first checks of the gate.
     """
 
@@ -44,7 +44,7 @@ class Generation:
         """Return the generation of a candidate of model family ``model``; ``parent`` is the served version.
 
         ``aligns`` is True if the candidate must be rotated onto ``start`` or the parent. ``start`` is the held version,
-        in the parent's coordinates, whose rows the run went on from.
+        in the parent's coordinates, whose rows the run continued from.
         """
         if parent is None:
             return cls(1 + _last_generation(target), False, None, 0, ())
@@ -105,10 +105,11 @@ class Alignment:
         generation: Generation,
         start: VersionReader | None = None,
     ) -> Alignment:
-        """Align ``candidate`` onto ``parent``, or onto the anchor generation's first version without an average.
+        """Align ``candidate`` onto ``parent``, or without ``publish.ema`` onto the anchor generation's first version.
 
-        Without an average, versions aligned one onto the next would drift. A run that went on from a held version
-        (``start``) is aligned onto that, which is in the parent's coordinates and shares more items with it.
+        Without an average, a chain of versions, each aligned onto the previous one, would drift. A run that continued
+        from a held version (``start``) is aligned onto that version, which is in the parent's coordinates and shares
+        more items with it.
         """
         if parent is None or not generation.continues:
             return cls()
@@ -139,7 +140,7 @@ def _rotation_onto(served: VersionReader, candidate: ItemVectors) -> Array:
 
 
 def shared_found(served: VersionReader, candidate: ItemVectors) -> tuple[Array, Array]:
-    """Return rows (in served, in candidate) of the items that both have found."""
+    """Return rows (in served, in candidate) of the items found in both."""
     old, new = shared_rows(served.keys, candidate.keys)
     both = served.items().renewed[old] & candidate.evidence[new]
     return old[both], new[both]
@@ -150,7 +151,7 @@ def anchor_cosine(
 ) -> float | None:
     """Return the mean cosine of the vectors to be served to those of the anchor generation's first version.
 
-    The mean is over the items that both have found.
+    The mean is over the items found in both.
     """
     if previous is None or generation.anchor_version is None:
         return None

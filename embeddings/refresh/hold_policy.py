@@ -1,8 +1,8 @@
 """The decision to hold a candidate or not, by the gate's verdict, and the end of a series of held versions.
 
-Each candidate is judged against the served version. If the data changed for good, every day's candidate is far from it.
-So after ``max_held`` held versions in a row without a fault, the newest is published as the first version of a new
-generation. Consumers can read it, since it is aligned onto the served coordinates, but should be fitted again.
+Each candidate is judged against the served version. If the data changed permanently, every day's candidate is far from
+that version. So after ``max_held`` held versions in a row without a fault, the newest is published as the first version
+of a new generation. Consumers can read it, since it is aligned onto the served coordinates, but should be fitted again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HoldDecision:
     Attributes:
         hold_for: reasons for which it is held; empty: it is published.
         in_a_row: number of versions held in a row, this candidate included, if it is held.
-        sound: True if the next refresh may go on from its rows: nothing is wrong with the run, its rows or its model.
+        sound: True if the next refresh may continue from its rows: nothing is wrong with run, rows or model.
         released: the manifest's entry on the series of held versions that its publication ends; None: it ends none.
         not_released: reason why a held candidate does not end the series; None for a candidate that is not held.
     """

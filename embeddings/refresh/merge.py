@@ -1,6 +1,6 @@
 """Merge of a run's items with those of the parent version: the items of a version, found or carried.
 
-An item of the run that has evidence is *found*. An item of the parent that this run has not found is *carried*: it
+An item with a usable vector from the run is *found*. An item of the parent without one is *carried*: it
 keeps the vector that was served last, until it is *retired* by training (a tombstone), *expires* or is erased. An id
 without any vector is *missing*. Vectors are read only to flag the rows that have a usable direction.
 """
@@ -101,7 +101,7 @@ def eligible_rows(items: ItemVectors, norm_floor: float) -> Array:
 def expired(parent: ItemVectors | None, renewed: Array, expiry: ExpirySettings | None, today: int) -> Array:
     """Flag the parent's items that were carried for too long, bool [rows of the parent].
 
-    ``renewed``: bool, items that the run has found.
+    ``renewed``: bool, items found in the run.
     """
     gone = np.zeros(0 if parent is None else len(parent), dtype=np.bool_)
     if parent is None or expiry is None:
@@ -166,8 +166,8 @@ def plan(
 ) -> Plan:
     """Plan the rows that are served of a candidate and its parent.
 
-    An item of ``few`` training rows is uncertain. It is found nevertheless if the parent had it as found or carried,
-    because its training went on from a known vector. An uncertain item that is carried stays uncertain.
+    An item flagged in ``few`` is uncertain, unless its status in the parent was found or carried: then its training
+    continued from a known vector, and it is found. An uncertain item that is carried stays uncertain.
 
     Args:
         parent: the served version, in the candidate's coordinates; None in a new anchor generation, which carries

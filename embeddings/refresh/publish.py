@@ -94,11 +94,11 @@ class RefreshRequest:
         job_id: the job that made the candidate.
         parent_version: the version that was current when the job *started*, None if there was none. For a job that
             publishes several times it is the version served now.
-        start_version: the held version whose rows the run went on from; None if it started from the served version.
+        start_version: the held version whose rows the run continued from; None if it started from the served version.
         model: name of the model family, which together with dim determines the geometry. A new anchor generation
             begins if it or dim changes, or if alignment is on and fewer than 12 d items are shared. Under ``enforce``
             the gate holds such a version until somebody promotes it.
-        norm_floor: the largest norm of a row that counts as having no direction.
+        norm_floor: rows with at most this norm count as having no direction.
         keep_last: number of versions that retention keeps after a publication, None for all.
         seed: seed of the samples on which the gate measures.
         retired: ids that training has given up (docs/adr/0045). Their vectors are not carried on from the parent,
@@ -111,7 +111,8 @@ class RefreshRequest:
         remedies: what to do about a failed check, by metric, where the job's kind decides it.
         quality: held-out metric of the model in the published epoch (trainer.runs.published_epoch); None: unknown.
         proposed_canary: text that proposes a probe; kept if the collection has none.
-        users: users in the coordinates of ``candidate``, with all of a score but the items; None: items alone.
+        users: users in the coordinates of ``candidate``, with every part of a score except the items; None: items
+            alone.
         users_feature: feature that has the users' ids.
     """
 
@@ -346,7 +347,7 @@ class _Refresh:
         return parent.users.scored if np.array_equal(parent.reader.keys, self.parent.keys) else None
 
     def _held_start(self) -> VersionReader | None:
-        """Return a reader of the held version whose rows the run went on from; None if it can no longer be read."""
+        """Return a reader of the held version whose rows the run continued from; None if it can no longer be read."""
         if self.request.start_version is None or self.parent is None:
             return None
         try:

@@ -27,7 +27,7 @@ class RefreshRecord:
         metrics: every finite metric, with or without a limit.
         comparison: figures of the model and of the served one on the same rows.
         max_held: number of versions held in a row that raises an alert.
-        sound: True if the next refresh may go on from its rows.
+        sound: True if the next refresh may continue from its rows.
         released: the series of held versions that it ends.
         not_released: reason why it does not end the series.
         diagnosis: the failed checks, by how much they failed, and the cause.

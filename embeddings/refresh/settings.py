@@ -95,7 +95,7 @@ class Gate:
     ``mode``: ``enforce`` holds a candidate that fails, ``report`` publishes it with the verdict, ``off`` measures
     nothing. ``limits``: limits of single metrics, which replace the gate's own. ``max_held``: number of versions held
     in a row that raises an alert. From then on, if none of them has a fault of run, rows or model, ``when_stuck:
-    new_generation`` publishes the newest as the first version of a new anchor generation; ``hold`` goes on holding.
+    new_generation`` publishes the newest as the first version of a new anchor generation; ``hold`` continues holding.
     """
 
     mode: Literal["enforce", "report", "off"] = "enforce"
@@ -109,7 +109,7 @@ class Evidence:
     """Thresholds on the number of an item's training rows.
 
     ``min_count``: items of fewer rows, in this version or the one before, are excluded from the gate's metrics of
-    shared items; 0: none is. ``mark_uncertain``: True if items of fewer than ``min_count`` rows are served as
+    shared items; 0: no item is. ``mark_uncertain``: True if items of fewer than ``min_count`` rows are served as
     ``uncertain``, unless an earlier version had them as found or carried.
     """
 

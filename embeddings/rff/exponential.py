@@ -2,11 +2,11 @@
 
     e(h) = [exp(<h, a_1>) .. exp(<h, a_m>)]
 
-h and the a_i are unit vectors of items of one training. For the items of a fit, e(h) are the weights of the
-Nadaraya-Watson estimator, up to normalisation. A rotation of all vectors does not change them.
+h and the a_i are unit vectors of items of one training. If the anchors are a regression's training items, e(h) are its
+Nadaraya-Watson weights, up to normalisation. A rotation of all vectors does not change them.
 
-The anchors a_i of a view are items, the most frequent ones when the view is made. A version's own vectors of them are
-used, so consumers need neither an alignment nor a map to read another training.
+The anchors a_i of a view are items, the most frequent ones when the view is made. Each version uses its own vectors of
+the anchors, so consumers need neither an alignment nor a map to read another training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def exponential(vectors: Array, anchors: Array) -> Array:
 
 
 class ExponentialVectors(FeatureMap):
-    """The map of views of kind ``exponential``; its matrix are a version's vectors of the anchors, [m, d].
+    """The map of views of kind ``exponential``; its matrix has a version's vectors of the anchors, [m, d].
 
     The coordinate of an anchor that the version does not have is 1.
     """

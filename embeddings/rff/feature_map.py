@@ -40,7 +40,7 @@ class FeatureMap(ABC):
     computes: ClassVar[bool] = True
     """False for the identity: vectors are served as they are, and the view stores no rows."""
     reads_items: ClassVar[bool] = False
-    """True if the matrix are a version's vectors of fixed items, the anchors; ``draw`` is not used then."""
+    """True if the matrix has a version's vectors of fixed items, the anchors; ``draw`` is not used then."""
 
     def __init__(self, parameters: MapParameters, matrix: Array | None):
         self.parameters = parameters

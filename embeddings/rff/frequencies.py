@@ -21,8 +21,8 @@ one number is left.
 
 **Gaussian**: G of m rows is the normals of stream 0, row by row. **Orthogonal** (Yu et al. 2016): blocks of d rows,
 each orthogonalised by modified Gram-Schmidt (for i = 0 .. d-1: row i divided by the root of its sum of squares; then
-from every later row j is taken (sum of row_j * row_i) * row_i); row i of a block is then multiplied by the root of the
-sum of squares of the same row of stream 1, which makes lengths those of independent normal vectors (chi). The last
+(sum of row_j * row_i) * row_i is subtracted from every later row j); row i of a block is then multiplied by the root of
+the sum of squares of the same row of stream 1, which makes lengths those of independent normal vectors (chi). The last
 block is cut.
 
 **Structured** (Yu et al. 2016, section 4): blocks of D rows, D the power of two that is not below d: S D1 S D2 S D3 / D
@@ -30,7 +30,7 @@ without the columns from d on, with S the D x D matrix of signs (-1)^popcount(i 
 which entry i in block b is -1 where the highest bit of w0 of counter (i, k - 1, 2, b) is set. All values are
 integers until the division, which is exact; zeros are +0. The last block is cut.
 
-U = float32(sigma * that). The first m rows do not depend on how many follow.
+U = float32(sigma * these rows). The first m rows do not depend on how many follow.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ TorchRec plans, wraps and distributes inputs; the sharders here make its lookups
 :class:`embeddings.embedding_tables.EmbeddingTables`. What differs from the stock sharders, and why
 (docs/adr/0007-sharding.md):
 
-* SSE. Where rows are whole (table-wise, column-wise, data-parallel) the lookup swaps: after the all-to-all ids are
-  ordered by rank, so the index in the concatenation is the index in the global batch. Where they are split (row-wise,
-  grid) the new row may be on another rank: ids are swapped before they are distributed, with the rank's own offset.
-  The bits are the same (:mod:`embeddings.sse`).
+* SSE. If a table's rows are not distributed over ranks (table-wise, column-wise, data-parallel), the lookup swaps ids:
+  the all-to-all orders them by rank, so an index into its result is the index in the global batch. If they are
+  (row-wise, grid), the new row may be on another rank: ids are swapped before they are distributed, with the rank's own
+  offset. The bits are the same (:mod:`embeddings.sse`).
 * Replicas of data-parallel tables exchange ids and gradients in backward, and stay equal bit for bit.
 * Split tables work on CPU, and with batches that differ in size between ranks, even empty batches. For them TorchRec
   uses a reduce-scatter of unequal parts, which gloo refuses; ``SumExchange`` sums after an all-to-all, in rank order.

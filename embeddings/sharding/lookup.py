@@ -53,7 +53,7 @@ class SequenceLookup(GroupedEmbeddingsLookup):
 
 
 def _type_dummy(lookup: TableLookup | SequenceLookup, settings: TableSettings) -> None:
-    """Give the empty tensor that a rank without tables sends the dtype of the other ranks' tensors."""
+    """Set the dtype of a rank's empty tensor, sent if it has no tables, to the dtype of other ranks' tensors."""
     dummy = lookup._dummy_embs_tensor
     lookup._dummy_embs_tensor = dummy.detach().to(settings.compute_dtype).requires_grad_()
 
@@ -158,7 +158,7 @@ def _fused_parameter(weight: Tensor) -> nn.Parameter:
 
 
 def _shard_config(table: TableConfig, shard: ShardedEmbeddingTable, only_sums: bool) -> TableConfig:
-    """Return the part of ``table`` that TorchRec's ``shard`` stands for; all of it if the shard has no metadata."""
+    """Return the part of ``table`` that TorchRec's ``shard`` describes; all of it if the shard has no metadata."""
     rows, columns = shard.local_metadata.shard_offsets if shard.local_metadata is not None else (0, 0)
     return dataclasses.replace(
         table,

@@ -56,7 +56,7 @@ class RowsOfRank:
     def gradient_squared_norm(self) -> float:
         """Return this rank's share of the sum of |gradient|^2 over all rows.
 
-        Added up over ranks, the shares count each element once: of replicated tables only replica 0 counts.
+        Added up over ranks, the shares count each element once: for replicated tables only replica 0 counts.
         """
         return sum(
             kernel.gradient_squared_norm()
@@ -65,7 +65,7 @@ class RowsOfRank:
         )
 
     def perturbed(self, scale: float) -> list[Perturbed]:
-        """Move this rank's touched rows by ``scale`` times their gradient; call ``restore`` of each result to undo."""
+        """Move this rank's touched rows by ``scale`` times their gradient; ``restore`` of each result undoes it."""
         return [perturb(kernel, scale) for kernel in self.kernels()]
 
     def reset(self, completed_steps: int) -> None:

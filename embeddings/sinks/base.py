@@ -62,7 +62,7 @@ class Sink(Protocol):
         ...
 
     def load(self, content: Content) -> None:
-        """Load a content beside the one that readers see, then switch all readers to it in one step.
+        """Load a new content while readers see the old one, then switch all readers to it in one step.
 
         If readers see that content already, nothing changes.
 

@@ -1,7 +1,7 @@
-"""Following of a collection by sinks: attaching them, bringing them up to date, and how far behind they are.
+"""Sinks that follow a collection: attaching them, bringing them up to date, measuring their lag.
 
-A collection has a document for each sink that follows it (settings of kind ``sink``): the version that the sink has
-got, or the reason for which it has not. ``sync`` compares the sink itself with what the collection serves. So it may be
+A collection has a document for each sink that follows it (settings of kind ``sink``): the version that the sink has, or
+the reason why it lacks the served one. ``sync`` compares the sink itself with the served version. So it may be
 killed, run twice, or run by several processes: it does nothing if both are equal.
 """
 
@@ -38,7 +38,7 @@ class SinkBehind(SinkError):
 
 
 def attach(collection: Collection, names: Names[str]) -> None:
-    """Let the sinks of these names follow the collection, and no others: those lose their table with the next sync."""
+    """Let only the sinks of these names follow the collection; others lose their table at the next sync."""
     documents = collection.settings(KIND)
     for name in names:
         if name not in documents or "removed_at" in documents[name]:
@@ -155,7 +155,7 @@ def is_behind(collection: Collection, document: Mapping[str, Any]) -> bool:
 
 
 def lag_seconds(collection: Collection, document: Mapping[str, Any]) -> float:
-    """Return the seconds since the first change of the served rows that a sink has not got; 0 if it has got all."""
+    """Return the seconds since the first change of the served rows that a sink lacks; 0 if it lacks none."""
     history = collection.history()
     if not history or "removed_at" in document:
         return 0.0
@@ -194,10 +194,10 @@ def sinks_of(collection: Collection) -> list[dict[str, Any]]:
 
 
 def wait(collection: Collection, names: Names[str], seconds: float, pause: Callable[[], None]) -> None:
-    """Wait until sinks have what the collection serves; ``pause`` is called between two looks, and may raise.
+    """Wait until sinks have the served version; ``pause`` is called between two looks, and may raise.
 
     Raises:
-        SinkBehind: one has not after ``seconds``; the message says why.
+        SinkBehind: a sink still lacks it after ``seconds``; the message says why.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -271,7 +271,7 @@ class _Followed:
         if document is None or time.monotonic() < until:
             return
         try:
-            # The sink itself is asked once: somebody may have changed it while nobody followed.
+            # The sink itself is asked once: it may have been changed while no process followed.
             if collection.name in self._compared and "error" not in document and not is_behind(collection, document):
                 return
             self._sink = self._sink or self._configured.open()

@@ -4,7 +4,7 @@ Readers use an alias with the collection's name. A load fills a new collection, 
 The collection before stays until the next load, for readers that iterate over it, or until ids are erased.
 
 Milvus has no locks. So a loading process gives its collection a second alias, and renews a property of it. If the
-property stands still, another process removes the collection, and the first one fails at its switch if it still lives.
+property stops changing, another process removes the collection, and the first process, if alive, fails at its switch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from embeddings.sinks.base import Content, SinkBusy, SinkError
 from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of
 
 LEASE_SECONDS = 10.0
-"""Time after which a loading process that renews nothing is taken for dead."""
+"""Time after which a loading process that renews nothing is considered dead."""
 LOAD_SECONDS = 7200
 """Longest wait for a server to write, to index or to show the rows of a load; the client knows only whole seconds."""
 REQUEST_BYTES = 1 << 24
@@ -141,7 +141,7 @@ class MilvusSink:
             SinkBusy: another process is loading the table.
         """
         alias, lock, _ = _names(table)
-        # A process that loads makes its collection first: one made after this look stays.
+        # A loading process makes its collection first: collections made after this check stay.
         found = [name for name in client.list_collections() if _identity(table, name)]
         holder, served = _target(client, lock), _target(client, alias)
         if holder is not None:
@@ -170,7 +170,7 @@ class MilvusSink:
 
         def renew() -> None:
             while not ended.wait(LEASE_SECONDS / 5):
-                # Without an answer for too long, the process counts as dead.
+                # A process that does not answer for too long counts as dead.
                 with contextlib.suppress(Exception):
                     client.alter_collection_properties(name, {_BEAT: uuid.uuid4().hex})
 

@@ -23,11 +23,11 @@ from embeddings.vectors.item_vectors import STATUS_NAMES
 
 CONNECT_SECONDS = 10.0
 LOAD_SECONDS = 7200.0
-"""Longest load, its index included; a server that vanished without a word ends a load no sooner."""
+"""Longest load, its index included; if the server vanishes silently, the load ends only then."""
 SWITCH_SECONDS = 600.0
 """Longest wait for transactions of readers that have read the view, before a load is given up."""
 LOCK_MILLISECONDS = 500
-"""Longest time for which the switch lets new readers wait behind it; it is tried again."""
+"""Longest time that an attempt to switch makes new readers wait; then it is retried."""
 INDEXES = ("none", "hnsw")
 _MARK = "evenkeel "
 """Beginning of the comments of views and tables that sinks have made."""
@@ -151,7 +151,7 @@ class PostgreSQLSink:
             raise SinkBusy(f"another process is loading '{table}'")
 
     async def _when_free(self, connection: Any, seconds: float, statement: str) -> None:
-        """Execute a statement that needs objects for itself as soon as no reader's transaction uses them.
+        """Execute a statement that locks objects exclusively, as soon as no reader's transaction uses them.
 
         Raises:
             SinkError: readers used them for ``seconds``.
@@ -228,7 +228,7 @@ async def _copied(content: Content) -> AsyncIterator[bytes]:
 
 
 def _copied_rows(batch: Batch) -> bytes:
-    """Return rows as COPY reads them: of each the number of fields, then of each field its length and its bytes."""
+    """Return rows as COPY reads them: for each row the number of fields, then each field's length and bytes."""
     num_rows, dim = batch.vectors.shape
     width = batch.keys.dtype.itemsize
     is_text = batch.keys.dtype.kind == "S"
@@ -249,7 +249,7 @@ def _copied_rows(batch: Batch) -> bytes:
     rows["vector_length"], rows["dim"], rows["vector"] = 4 + 4 * dim, dim, batch.vectors
     if not is_text:
         return rows.tobytes()
-    # Texts are as long as they are: the zeros behind them go.
+    # Texts differ in length: remove the zeros that pad them.
     table = rows.view(np.uint8).reshape(num_rows, layout.itemsize)
     kept = np.ones(table.shape, dtype=np.bool_)
     start = layout.fields["id"][1] if layout.fields is not None else 0

@@ -24,7 +24,7 @@ number of words of
 sample hits with probability p0, independently. A block has 256 samples, or fewer if these
 make two hits likely: at p0 = .01 its 256 samples take three or four words.
 
-The other draws are those of a hit alone: ``index`` = sample >> 2, word ``sample & 3`` of the result. A number below n
+The other draws are made only for hits: ``index`` = sample >> 2, word ``sample & 3`` of the result. A number below n
 is drawn by multiply-shift, n above 2^22 with the word of the same stream + 2^31 as the low half.
 
 * Stream 2^29, for a row of a graph: a neighbour if word < rho d / Z 2^32
@@ -32,10 +32,11 @@ is drawn by multiply-shift, n above 2^22 with the word of the same stream + 2^31
 * Stream 1 gives the new row, as an index into the ascending list of d neighbours or of the other N - 1 rows. While the
   latter is a neighbour, it is drawn again by streams 2, 3, ...
 * Step t = 0, 1, ... of a walk goes to the neighbour that stream 1 + t gives, and ends there, unless that is j, if the
-  word of stream 2^29 + t < c 2^32. From a row without neighbours it goes on as from j; if j has none, as without graph.
+  word of stream 2^29 + t < c 2^32. From a row without neighbours the walk continues as from j; if j has none, the draw
+  is that of SSE-SE.
 
-So a row without neighbours, a complete graph and rho = 1 give the same draws as SSE-SE. The expected number of draws of
-a hit, retries included, is at most two: it needs (N - 1) / (N - 1 - d) tries with probability (N - 1 - d) / Z, and
+So rows without neighbours, complete graphs and rho = 1 each give the same draws as SSE-SE. The expected number of draws
+of a hit, retries included, is at most two: it needs (N - 1) / (N - 1 - d) tries with probability (N - 1 - d) / Z, and
 (N - 1) / Z <= 1.
 """
 

@@ -1,9 +1,9 @@
 """Scores of a version's items for users: of all items, or of those that an index finds.
 
 A score (embeddings.vectors.user_vectors) is the product of an item's row [s_i z_i, b_i] and a query [q_u, 1], plus the
-user's offset. An index of nearest directions finds the largest products once all rows have one length: a last column
-has what a row lacks to the longest one, where the query has 0 (Bachrach et al., Speeding Up the Xbox Recommender
-System Using a Euclidean Transformation for Inner-Product Spaces, RecSys 2014).
+user's offset. An index of nearest directions finds the largest products once all rows have one length: an extra column,
+0 in the query, makes each row as long as the longest (Bachrach et al., Speeding Up the Xbox Recommender System Using a
+Euclidean Transformation for Inner-Product Spaces, RecSys 2014).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from embeddings.vectors.top_k import BestSoFar
 EXACT_ITEMS = 1_000_000
 """Largest number of items for which no index is kept, because exact search takes about ten milliseconds a user."""
 EXPANSION_SEARCH = 1_024
-"""Number of rows that a search of an index keeps in view. Users are farther from items than items from each other."""
+"""Number of candidates in an index search. Users are farther from items than items are from each other."""
 LEAST_SHARE = 0.99
 """Least share of users' best items that an index has to find."""
 NUM_CHECKED = 20
 """Number of best items of a user by which an index is judged."""
 _REFUSED = b"an index of these items misses too many\n"
 _QUERIES_AT_ONCE = 16
-"""Number of queries for which a search keeps others waiting."""
+"""Number of queries that a search answers before it lets another search begin."""
 
 
 class ItemScores:
@@ -41,7 +41,7 @@ class ItemScores:
 
     Args:
         reader: the version.
-        scored: vectors [items, d] that scores need in place of the served ones; None: the served ones.
+        scored: vectors [items, d] that scores need instead of the served ones; None: the served ones.
         unit_items: True if norms do not count.
     """
 

@@ -35,7 +35,7 @@ from embeddings.vectors.user_vectors import SeenLists, UserVectors, take_lists
 
 _PIECE_ITEMS = 1 << 15
 _PIECE_SCORES = 1 << 17
-"""Least number of scores in a piece: of one user half a MiB, which stays in a cache, is faster than more pieces."""
+"""Least number of scores in a piece: half a MiB for one user, which stays in a cache, is faster than more pieces."""
 _SCORES_AT_ONCE = 1 << 22
 """Number of scores in memory at once: 16 MiB."""
 _MOST_CANDIDATES = 4_096
@@ -131,10 +131,10 @@ class Recommended(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """Users to recommend items to, known ones alone.
+    """Known users to recommend items to.
 
     Attributes:
-        found: mask of the known users among all that were asked for.
+        found: mask of the known users among all that were requested.
         part: function from a slice of the known users to (vectors [b, d], offsets [b]).
         seen: rows of the items that they had; ``starts``: bounds of each user's rows in it, [known users + 1].
     """
@@ -205,7 +205,7 @@ class Recommender:
             k: largest number of items for each.
             features: for each user a mapping from features to an id or a list of ids.
             histories: for each user the items that it had, oldest first.
-            exclude: ids of items that nobody gets.
+            exclude: ids of items that no user gets.
             exclude_seen: True to leave out the items that the user had in training, or the items of the history.
             filter: values of columns of the item table; items have one of the values in each of the columns.
             index: an index of this version's items, which chooses the items to compare. Without it, with a filter, or

@@ -21,7 +21,7 @@ class Sharding:
         name: name of the sharding in jobs and plans.
         torchrec_name: TorchRec's name, if it differs.
         rows_over: the ranks over which rows are split; SSE swaps ids of such tables before they are distributed.
-        columns_over: the ranks over which columns are split; each column shard looks every id up again.
+        columns_over: the ranks over which columns are split; each column shard looks up every id again.
         replicated: True if every rank holds all rows.
         for_sequences: True if tables without pooling can be split in this way.
         in_jobs: True if a job may ask for this sharding.
@@ -56,7 +56,7 @@ class Sharding:
         return _parts(self.columns_over, world_size, local_size)
 
     def largest_share(self, rows: int, dim: int, world_size: int) -> tuple[int, int]:
-        """Return (rows, columns) on the rank that holds most of a table. All ranks count as those of one host."""
+        """Return (rows, columns) on the rank that holds most of a table. All ranks count as ranks of one host."""
         parts = self.row_shards(world_size, world_size)
         return -(-rows // parts), shard_columns(dim, self.column_shards(world_size, world_size))
 

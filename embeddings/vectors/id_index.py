@@ -6,7 +6,7 @@ average. A shift gives the bucket, a table its first row, and a few steps pass t
 over all queries, so that their reads overlap.
 
 One width does not fit all ids if some are far from the others, or if an id combines a shard and a number. So ids are
-first cut into NUM_SPANS spans of equally many, each with a width of its own. Ids of buckets that are still crowded are
+first cut into NUM_SPANS spans of equally many ids, each with its own width. Ids of buckets that are still crowded are
 found by binary search. The table takes 2 to 4 bytes per id. docs/adr/0020-fetch.md has the measurements.
 """
 
@@ -90,6 +90,6 @@ class IdIndex:
 def _shift(width: int, num_keys: int) -> int:
     """Return the shift that divides 0 .. ``width`` into at most ``num_keys`` buckets, and at least half of that.
 
-    If the width is smaller than the number of keys, each number has its own bucket.
+    If ``width`` is smaller than ``num_keys``, each of 0 .. ``width`` has its own bucket.
     """
     return (width // num_keys).bit_length()

@@ -43,7 +43,7 @@ class ItemVectors:
         ids: int64 or strings (numpy, Arrow or a sequence); kept as ``keys`` (see the module), given back by
             ``arrow_ids()``.
         vectors: float32 [n, d], raw rows or directions, in memory, memory-mapped, or :class:`Rows` that are computed
-            when they are read; not copied where they come sorted.
+            when they are read; not copied if already sorted.
         norms: float32 [n], of the raw rows; computed where left out.
         evidence: bool [n], True if the item was touched in training; default: all True.
         counts: int64 [n], occurrences in training; None: unknown.

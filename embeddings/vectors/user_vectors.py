@@ -1,4 +1,4 @@
-"""Vectors of users, which are published beside the item vectors of the same training. Torch-free."""
+"""Vectors of users, which are published with the item vectors of the same training. Torch-free."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class UserVectors:
         seen: the items that each user had in training.
         tower: the model from features or a history to q_u and o_u, for users without a row; None: there is none.
         columns: columns of items, for filters; None: there are none.
-        scored: unit vectors z_i [items, d] of the version's items, in the order of its rows, where scores need others
-            than the served ones, which may be averaged; None: the served ones.
+        scored: unit vectors z_i [items, d] of the version's items, in the order of its rows, if scores need other
+            vectors than the served ones, which may be averaged; None: the served ones.
 
     Raises:
         ValueError: ids that do not ascend, or shapes that do not agree.

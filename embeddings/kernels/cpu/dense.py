@@ -1,4 +1,4 @@
-"""The passes of dense layers that are no matrix product, compiled: bias, ReLU and cross layers, forward and backward.
+"""Compiled passes of dense layers, without matrix products: bias, ReLU and cross layers, forward and backward.
 
 Tensors are contiguous, float32 and on the CPU. Bits are the same for any number of threads.
 """
@@ -35,7 +35,7 @@ def relu_backward(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
 
 
 def cross(first: torch.Tensor, x: torch.Tensor, mapped: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return first o (mapped + bias) + x, where mapped is W x; all but the bias are [n, width]."""
+    """Return ``first`` * (mapped + bias) + x, elementwise, where mapped is W x; all but the bias are [n, width]."""
     output = torch.empty_like(x)
     call = native.CrossCall(
         first=first.data_ptr(), input=x.data_ptr(), mapped=mapped.data_ptr(), bias=bias.data_ptr(),
@@ -56,10 +56,10 @@ def cross_backward(
     adds: bool,
     input_is_first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradient of ``mapped`` [n, width] and its sum over rows [width], from that of :func:`cross`'s output.
+    """Return the gradient of ``mapped`` [n, width] and its sum over rows [width], from the output's gradient.
 
     The gradient of ``first`` is written to ``first_gradient``, or with ``adds`` added to it. With ``input_is_first`` it
-    includes that of x as a term.
+    includes the gradient of x.
     """
     mapped_gradient, sums = torch.empty_like(mapped), mapped.new_empty(mapped.shape[1])
     call = native.CrossCall(

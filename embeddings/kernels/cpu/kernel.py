@@ -157,7 +157,7 @@ class CpuKernel:
         )  # fmt: skip
 
     def _eps(self, optimizer: RowOptimizer) -> float:
-        """Return the optimizer's eps, or the smallest eps that reading rows uses if that is larger.
+        """Return the optimizer's eps, but at least the smallest eps that reading rows uses.
 
         With a smaller eps a product of two roots might underflow to 0.
         """

@@ -17,12 +17,12 @@ from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 def deferred_decay(
     last, completed, num_near, decay, num_decay, logs, num_logs, now, FROM_START: tl.constexpr, LOGS: tl.constexpr
 ):  # fmt: skip
-    """Return P of rows last touched at int32 steps ``last``, their positions in ``near``, and flags of rows in it.
+    """Return P of rows last touched at steps ``last``, positions in ``near``, and flags of rows that have one.
 
-    See embeddings.optim.deferred_update.DeferredUpdateCoefficients. ``near`` is ``movements`` of rows that were not
-    touched for J < num_near steps. ``decay`` is P without the constant decay for J < num_decay; the last entry holds
-    for every later J. ``logs`` is float64 L[s] for s < num_logs, read if LOGS; ``now`` is float64 L[K], and what a
-    later step adds.
+    See embeddings.optim.deferred_update.DeferredUpdateCoefficients. ``last`` is int32. ``near`` is ``movements`` of
+    rows that were not touched for J < num_near steps. ``decay`` is P without the constant decay for J < num_decay; the
+    last entry holds for every later J. ``logs`` is float64 L[s] for s < num_logs, read if LOGS; ``now`` is float64
+    L[K], and what a later step adds.
     """
     owing = last > 0
     if FROM_START:
@@ -79,7 +79,7 @@ class DeferredTables(NamedTuple):
 
 
 class DeferredSource:
-    """DeferredUpdateCoefficients on the device; tables that change at each step are copied, others if they grew."""
+    """DeferredUpdateCoefficients on the device; tables that change at each step are copied, others when grown."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype

@@ -1,4 +1,4 @@
-"""Entries of a backward, to be sorted by row: row, offset of the gradient and weight of each looked-up id."""
+"""Entries of a backward pass, to be sorted by row: row, offset of the gradient and weight of each looked-up id."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Lookup in Triton: gather, apply deferred updates and pool in one kernel.
 
 A program takes TILE bags of one feature and walks their positions in step, gathering TILE rows at a time. A row is read
-in accesses of 16 bytes. SSE swaps ids in a separate kernel with one thread for each id: here a whole warp would repeat
-the some hundred instructions of each draw.
+in accesses of 16 bytes. SSE swaps ids in a separate kernel with one thread for each id: in the lookup a whole warp
+would repeat each draw's hundred or so instructions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Philox4x32-10 in Triton, with the keys and counters of :mod:`embeddings.tables.philox`: the same words, bit for bit.
 
-``tl.philox_impl`` is the published generator (the tests hold it against the known-answer vectors). ``tl.randint4x`` is
+``tl.philox_impl`` is the published generator (tests compare it with known-answer vectors). ``tl.randint4x`` is
 not used: its counter is one offset, the counter here is four words.
 """
 
@@ -19,7 +19,7 @@ _ONE_WORD_LIMIT = tl.constexpr(ONE_WORD_LIMIT)
 def four_words(c0, c1, c2, c3, key0, key1):
     """Return the uint32 output words of each counter.
 
-    ``c1`` is a uint32 tensor, the others are as well or are scalars.
+    ``c1`` is a uint32 tensor, each other argument a uint32 tensor or a scalar.
     """
     zero = c1 * 0
     return tl.philox_impl(zero + c0, c1, zero + c2, zero + c3, zero + key0, zero + key1)

@@ -9,7 +9,7 @@ from embeddings.refresh.gate_checks.comparison import Comparison, ratio, share
 from embeddings.vectors.item_vectors import MISSING, Array, ItemVectors
 
 RECENT_PUBLICATIONS = 7
-"""Number of latest publications; an item counts in ``carried`` if one of them found it."""
+"""Number of latest publications; ``carried`` counts the items that were found in one of them."""
 _GONE = "check that the data is complete and the ids are the same as before"
 
 
@@ -35,22 +35,21 @@ class Carried(GateCheck):
 
     Only ``unreplaced`` has a limit by default; the others inform.
 
-    - ``newly_carried``: share of the previous version's found items that the candidate has not found.
-    - ``unreplaced``: ``newly_carried`` less the items that only the candidate has found, as a share of the same whole.
+    - ``newly_carried``: share of the items found in the previous version that are not found in the candidate.
+    - ``unreplaced``: ``newly_carried`` less the items found in the candidate alone, as a share of the same total.
     - ``newly_carried_traffic``, ``unreplaced_traffic``: the same, weighted by the items' counts.
     - ``newly_carried_rise``: rise of ``newly_carried`` since the previous version.
-    - ``carried``: share of carried vectors among the items to be served that one of the last ``RECENT_PUBLICATIONS``
-      versions has found; ``carried_all``: the same of all items.
+    - ``carried``: share of carried vectors among the items to be served that were found in one of the last
+      ``RECENT_PUBLICATIONS`` versions; ``carried_all``: the same among all items.
 
-    Where items live for a day or two, most of them are gone on the next. New items in their place distinguish that from
+    If items live for a day or two, most are gone in the next version. New items in their place distinguish that from
     truncated data, and a rise above the usual value reveals changed ids.
 
     A candidate that was trained on a share s < 1 of the days (``window_share``) cannot have the items of the other
-    days. So each new item counts ``Shorter.stands_for`` times, and its number of rows is averaged with that of a mean
-    item that is gone. A candidate without a new day is expected to have s of the items. ``newly_carried`` is then
-    relative to the number of items in a random share s of the previous rows. That is nearly all items if items stay,
-    and too many if they live for a day. In ``carried`` an item that an earlier version of more days has found counts
-    as s items.
+    days. So each new item counts ``Shorter.stands_for`` times, and its number of rows is averaged with the mean of the
+    items that are gone. A candidate without a new day is expected to have a share s of the items. ``newly_carried`` is
+    then relative to the number of items in a random share s of the previous rows: nearly all items if items stay, and
+    too many if they live for a day. In ``carried`` an item found in an earlier version of more days counts as s items.
     """
 
     about = "items"
@@ -121,7 +120,7 @@ class Carried(GateCheck):
 
 
 def _num_expected(comparison: Comparison) -> float:
-    """Estimate the number of items that the previous version would have found in the window's share of its rows.
+    """Estimate the number of the previous version's items that occur in a share of its rows as large as the window.
 
     The rows are drawn at random. An item without rows, whose vector a tower computes, always counts.
     """
@@ -147,7 +146,7 @@ def _weights(comparison: Comparison) -> Array:
 
 
 def _is_recent(previous: ItemVectors) -> Array:
-    """Flag the previous version's items that a recent publication found, bool [its rows]."""
+    """Flag the previous version's items that were found in a recent publication, bool [its rows]."""
     if previous.carried_for is None:
         return np.ones(len(previous), dtype=np.bool_)
     recent: Array = previous.carried_for < RECENT_PUBLICATIONS

@@ -17,7 +17,7 @@ class AnchorDrift(GateCheck):
 
     That version is the first of the anchor generation, or a later one that somebody promoted although this check had
     held it. Each refresh may be close to the one before while the last is far from the first, on which a consumer was
-    fitted. The mean is over items that both versions found from enough training rows; with fewer than ``MIN_EVIDENT``
+    fitted. The mean is over items found in both versions with enough training rows; with fewer than ``MIN_EVIDENT``
     there is no metric.
     """
 

@@ -62,7 +62,7 @@ class Comparison:
     Args:
         previous: the version that is served; None: the candidate is the first one, which needs none.
         candidate: the candidate.
-        live: bool [n], items of which ``coverage`` is a share.
+        live: bool [n], items that count for ``coverage``.
         probes: documents of the probes that can read both (embeddings.refresh.probe), keyed by name.
         sampling: sample sizes and seed.
         min_count: fewest training rows of an evident item; 0: every item is evident.
@@ -127,7 +127,7 @@ class Comparison:
 
     @cached_property
     def shared(self) -> tuple[Array, Array]:
-        """Rows (of previous, of candidate) of the items that both have found."""
+        """Rows (of previous, of candidate) of the items with a new vector in each."""
         old, new = self.common
         both = self.usable[new] & self.served.renewed[old]
         return old[both], new[both]

@@ -13,7 +13,7 @@ from embeddings.vectors.lazy_rows import Vectors
 
 
 def effective_rank(vectors: Vectors, rows: Array) -> float:
-    """Return exp(-sum p log p), p the share of each principal axis (about the origin) in the variance.
+    """Return exp(-sum p log p), where p is each principal axis's share of the variance (about the origin).
 
     The variance is that of unit(vectors[rows]).
     """

@@ -1,4 +1,4 @@
-"""Change of the vectors' norms, which are published beside their directions."""
+"""Change of the vectors' norms, which are published along with their directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending of pooled rows of whole tables and column shards to the ranks whose samples asked for them."""
+"""Sending of pooled rows of whole tables and column shards to the ranks whose samples need them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PooledExchange(torch.autograd.Function):
 
 
 def _merged(runs: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return the runs (where, start, end), with a run joined to the one before if it starts where that one ended."""
+    """Return the runs (where, start, end), joining each run to the run before if it starts where that run ends."""
     merged: list[tuple[int, int, int]] = []
     for where, start, end in runs:
         if merged and merged[-1][0] == where and merged[-1][2] == start:

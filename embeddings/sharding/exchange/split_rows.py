@@ -72,7 +72,7 @@ class Swapper:
 
 
 class SwapBefore(BaseSparseFeaturesDist[KeyedJaggedTensor]):
-    """Mixin that swaps ids, while they are still row numbers of the whole table, before its next base sends them."""
+    """Mixin that swaps ids while they are row numbers of the whole table, before the next base class sends them."""
 
     def __init__(
         self, settings: TableSettings, step_context: StepContext, inputs: Sequence[tuple[str, str]], **keywords: Any

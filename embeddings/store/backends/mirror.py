@@ -106,7 +106,7 @@ class Mirror(CollectionDirectory):
         if self._following or self._seen is None:
             self._look()
         elif self._looking.acquire(blocking=False):
-            # One thread waits to learn if the store is back; the others use the mirror as it is.
+            # One thread waits for the store's answer; the others use the mirror as it is.
             try:
                 self._look()
             finally:
@@ -309,7 +309,7 @@ class Mirror(CollectionDirectory):
         """Return the entry of a file in the index; None if the index does not name it."""
         named = self._files.get(path)
         if named is None and self._writer != threading.get_ident():
-            # Another process may have brought their common mirror further than this one has looked.
+            # Another process may have updated the shared mirror since this one last looked.
             with contextlib.suppress(StoreUnavailable):
                 data = self.remote.index()
                 if data is not None:

@@ -33,7 +33,7 @@ for number = 1, #ARGV[2] / 8 do
 end
 return {redis.call('EXISTS', KEYS[2]), redis.call('GET', KEYS[3]), table.concat(found)}
 """
-"""Script that reads rows of ARGV[1] bytes, each at a (block, first byte) pair, with the existence of ``alive``.
+"""Script that reads rows of ARGV[1] bytes, each at a (block, first byte) pair, and tests if ``alive`` exists.
 
 It also returns the value of a third key. A script is atomic in Redis: either all loaded rows exist, or the reader
 learns that the version is gone.

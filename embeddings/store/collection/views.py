@@ -34,7 +34,8 @@ class ServedView:
     Attributes:
         entry: the view in its own generation.
         name: name under which it was requested, such as ``VIEW@g1``.
-        first: first version of the generation that is read, whose map leads to the view's; None: it is the view's own.
+        first: first version of the generation that is read, which has the map to the view's generation; None: they are
+            equal.
     """
 
     entry: ViewEntry
@@ -194,7 +195,7 @@ class CollectionViews:
     def _define(
         self, name: str, dim_in: int, parameters: Mapping[str, Any], items: ItemVectors | None, *, materialized: bool
     ) -> tuple[ViewDefinition, list[Any] | None]:
-        """Return a view's definition, and the ids of its anchors if it needs some that are not chosen yet.
+        """Return a view's definition, and the ids of its anchors if it needs anchors and has none yet.
 
         A view has the same anchors in each generation.
         """
