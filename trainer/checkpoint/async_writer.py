@@ -74,7 +74,7 @@ class BackgroundSaver:
         """Copy everything, begin to write it in the background, and return. Collective.
 
         The arguments are those of :func:`trainer.checkpoint.format.save`, except ``group``: the saver has its own.
-        A save that is still being written is waited for.
+        Wait first for a save that is still being written.
 
         Raises:
             CheckpointError: on every rank, if the previous save failed; nothing is begun then.

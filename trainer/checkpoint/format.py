@@ -424,7 +424,7 @@ class Checkpoint:
 
 
 def latest_valid(directory: Path | str) -> Checkpoint | None:
-    """Return the newest checkpoint of a folder whose every byte is as written, or None; warn of each damaged newer one.
+    """Return the newest undamaged checkpoint of a folder, or None; warn of each newer, damaged one.
 
     Raises:
         FormatVersionError: a checkpoint newer than the first valid one has another format version. It may be valid,

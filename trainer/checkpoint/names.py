@@ -10,7 +10,7 @@ _NAME = re.compile(r"^step-(\d{12})(?:\.(\d+))?$")
 
 
 def newest_first(names: Iterable[str]) -> list[str]:
-    """Return those of ``names`` that are names of checkpoints, latest step first."""
+    """Return the names of checkpoints among ``names``, latest step first."""
     return sorted((name for name in names if _NAME.match(name)), key=_order, reverse=True)
 
 

@@ -78,7 +78,7 @@ class TrainingRecord(_Record):
 
     ``job``: the fields of its spec that no attempt may change (trainer.launch.resume_check). ``optimizer``: kind of the
     row optimizer. ``alpha``: the strength of adaptive decay, None for optimizers without it. ``epoch_steps``: steps
-    that ``decay: by_epoch`` takes for an epoch, None for other jobs. ``labels``: names of the labels if there are
+    that ``decay: by_epoch`` counts as an epoch, None for other jobs. ``labels``: names of the labels if there are
     several, in their order. ``history``: metrics of each evaluation. ``dataset``: the dataset spec as JSON text, None
     in checkpoints of older versions. It is text because manifests sort the keys of objects, and the order of features
     and labels matters.

@@ -114,7 +114,7 @@ def described(directory: Path) -> dict[str, Any] | None:
 
 
 def make_view(said: dict[str, Any], directory: Path) -> None:
-    """Make ``directory`` the view that ``said`` describes, which :func:`described` may have returned on another host.
+    """Make ``directory`` the view that ``said``, a result of :func:`described` (perhaps on another host), describes.
 
     If it is that view already, nothing happens.
 
@@ -163,7 +163,7 @@ class View(NamedTuple):
         return cls(directory, folders, StoredFolder(said["name"], said["token"], files))
 
     def fetch(self, file: str) -> None:
-        """Link the checkpoint's file ``file`` into the view, unless it is there.
+        """Link the checkpoint's file ``file`` into the view, unless it is linked.
 
         Raises:
             CheckpointError: the stored file is missing or damaged.

@@ -20,7 +20,7 @@ _END = object()
 class Prefetched(Generic[T], Iterator[T]):
     """``make(start)`` ... ``make(stop - 1)`` in this order, at most ``depth`` of them ahead of the reader.
 
-    The first item is made when it is asked for, or after :meth:`begin`. An error of ``make`` is raised to the reader at
+    The first item is made when it is requested, or after :meth:`begin`. An error of ``make`` is raised to the reader at
     the position of its item; StopIteration ends the items. The thread ends with the last item, with :meth:`close`, or
     when this object is garbage-collected. ``on_close`` is called then, to interrupt a wait in ``make``.
     """
@@ -50,7 +50,7 @@ class Prefetched(Generic[T], Iterator[T]):
         return self
 
     def wait(self, seconds: float) -> bool:
-        """Return True if the next item, or the end, is there within this many seconds."""
+        """Return True if the next item, or the end, is ready within this many seconds."""
         if self._next is None and not self._stopped.is_set():
             self.begin()
             with contextlib.suppress(queue.Empty):

@@ -53,9 +53,9 @@ def build(
 ) -> ShardedModel:
     """Return the job's model with initial values, its tables sharded over the ranks. Collective.
 
-    ``alpha``: strength of AdamAR's adaptive decay, None for other optimizers. ``epoch_steps``: steps that
-    ``decay: by_epoch`` takes for an epoch; None: the steps per epoch of the data. ``backend``: of the tables; None: by
-    the job's ``kernel``. ``dtype``: the type of dense parameters and computations. ``device``: None means the CPU.
+    ``alpha``: strength of AdamAR's adaptive decay, None for other optimizers. ``epoch_steps``: steps that ``decay:
+    by_epoch`` counts as an epoch; None: the steps per epoch of the data. ``backend``: of the tables; None: by the job's
+    ``kernel``. ``dtype``: the type of dense parameters and computations. ``device``: None means the CPU.
     """
     tables = table_configs(job, data)
     ids_per_example = {key.name: key.usual_ids or (5.0 if key.is_list else 1.0) for key in data.keys}

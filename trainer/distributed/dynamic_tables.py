@@ -1,4 +1,4 @@
-"""Dynamic tables of a job (``tables: {NAME: {capacity: N}}``): ids get rows as training meets them, and lose them.
+"""Dynamic tables of a job (``tables: {NAME: {capacity: N}}``): ids get rows, and may lose them, during training.
 
 Prepared data has a code for each id; batches of a one-pass job (trainer.data.one_pass) have hashes of ids. This module
 turns codes or hashes into rows before the model sees a batch. Every rank goes through the ids of the whole batch, in
@@ -157,7 +157,7 @@ class DynamicRows:
         self._columns = {key.name: data.checked_column("train", key) for keys in self._keys.values() for key in keys}
 
     def admit(self, parts: tuple[Batch, ...], position: int, step: int) -> tuple[Batch, ...]:
-        """Return this rank's part of a batch with row numbers in the place of codes or hashes.
+        """Return this rank's part of a batch with row numbers instead of codes or hashes.
 
         Ids of the whole batch get rows, and other ids may lose theirs. Every rank must call it for each training step.
 
@@ -180,7 +180,7 @@ class DynamicRows:
         return tuple(self._swapped(part, step, taken) for part in rows)
 
     def known(self, batch: Batch) -> Batch:
-        """Return a batch with row numbers in the place of codes or hashes; the map stays as it is.
+        """Return a batch with row numbers instead of codes or hashes; the map stays as it is.
 
         Ids without a row get the row of unknown ids.
         """

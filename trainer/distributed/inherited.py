@@ -219,7 +219,8 @@ class InheritedCheckpoint(Checkpoint):
         """Return a parameter with the parent's values at positions of equal names, and initial values elsewhere.
 
         ``begins``: the parameter of a new model. ``axes``: the names of its positions, dimension by dimension.
-        ``stored``, ``axes_before``: the same of the parent. Weights on new inputs are set to zero if scores must hold.
+        ``stored``, ``axes_before``: the same for the parent's parameter. Weights on new inputs are set to zero if
+        scores must not change.
         """
         value = begins.detach().cpu().clone()
         if not value.dim():

@@ -22,7 +22,7 @@ _SHAPES = "torch.fx.experimental.symbolic_shapes"
 
 
 def import_torchrec() -> None:
-    """Import TorchRec with an empty class in place of ``tensordict.TensorDict``: no input in this project is one.
+    """Import TorchRec with an empty class instead of ``tensordict.TensorDict``: no input in this project is one.
 
     Later imports of tensordict, and of symbolic shapes beyond their guards, get the real modules. Does nothing if
     TorchRec or tensordict is imported already.
@@ -57,7 +57,7 @@ def without_collections() -> Iterator[None]:
 
 
 def _stand_in_for_shapes() -> None:
-    """Install a small module in place of torch's symbolic shapes, with only its guard functions.
+    """Install a small module instead of torch's symbolic shapes, with only its guard functions.
 
     For shapes that are plain numbers each guard returns ``bool`` of its argument. Any other attribute imports the real
     module.

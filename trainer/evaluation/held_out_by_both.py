@@ -44,7 +44,7 @@ class Chosen(NamedTuple):
 
 
 def splits_of_both(job: JobSpec, dataset: DatasetSpec, data: PreparedData, served: Checkpoint) -> tuple[str, ...]:
-    """Return the held-out splits of the job none of whose rows the served model was trained on.
+    """Return the job's held-out splits that have no row that the served model was trained on.
 
     - ``random``: both jobs hold out the same (user, item) pairs, if the shares of this job are no larger.
     - ``time``: this job's held-out rows begin no earlier than those of the served version's job.

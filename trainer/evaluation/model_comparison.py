@@ -97,7 +97,7 @@ def differences(
 
 
 def _rows_by_start(job: JobSpec, data: PreparedData, dynamic_rows: DynamicRows, served: Checkpoint) -> ServedRows:
-    """Return the map to rows of the served model if the job started from it: the map is in the prepared data."""
+    """Return the map from the job's rows to those of the served model, which the job started from."""
     rows = rows_of_parent(job, data, served.tables)
     # A table that the served model does not have makes none of its ids unknown.
     known = {name: (part.numpy() >= 0) | (name not in served.tables) for name, part in rows.items()}

@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from trainer.distributed.dynamic_tables import DynamicRows
 
 MATCHED_AUC = "matched_auc"
-"""Name of the metric: share of the drawn items that a user's positive scores above; ties count half.
+"""Name of the metric: share of the drawn items that score below a user's positive; ties count half.
 
-The items are drawn from other users' held-out positives, as often as they are positives, so that ranking by popularity
-alone has .5.
+The items are drawn from other users' held-out positives, in proportion to how often they are positives, so ranking by
+popularity alone has .5.
 """
 TOP = 20
 NDCG = f"ndcg_{TOP}_full"

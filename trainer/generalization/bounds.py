@@ -11,8 +11,8 @@ For logits W x of c classes, a loss truncated at B, |W^T|_{2,1} <= A, and theta 
                              + B A^2 theta / (n (log^2(B A^2 theta / (nu n)) + 1)) + B (log(1 / delta) + log log n) / n
 
 with mu = E_Pn |D l|_2 and nu = E_Pn tr D^2 l (4.7). <~ leaves out a universal constant that the paper does not give;
-it is 1 here. That is on the low side: (B.7), of which the proof takes the minimum with alpha = 100, is 8 to 270 times
-the first three terms, before a constant that lemma B.2 does not give.
+it is 1 here. 1 is too low: (B.7), minimised with alpha = 100 in the proof, is 8 to 270 times the first three terms,
+even without a constant that lemma B.2 does not give.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _COMPARE = {
 
 
 def label_column(dataset: DatasetSpec) -> str:
-    """Return the column that labels are made of.
+    """Return the column from which labels are computed.
 
     Raises:
         ValueError: there is no such column because negatives are drawn, or there are several labels.
@@ -45,13 +45,13 @@ def label_column(dataset: DatasetSpec) -> str:
 
 
 def permuted(dataset: DatasetSpec, path: Path) -> None:
-    """Write the rows with their label column in random order, unless ``path`` is there."""
+    """Write the rows with their label column in random order, unless ``path`` exists."""
     draw = np.random.Generator(np.random.Philox(0))
     write_labels(dataset, path, lambda column: column.take(draw.permutation(len(column))))
 
 
 def coins(dataset: DatasetSpec, path: Path) -> None:
-    """Write the rows with labels of two classes drawn by fair coins, unless ``path`` is there.
+    """Write the rows with labels of two classes drawn by fair coins, unless ``path`` exists.
 
     The label is copied from a random row of the drawn class.
 
@@ -74,7 +74,7 @@ def coins(dataset: DatasetSpec, path: Path) -> None:
 
 
 def changed(dataset: DatasetSpec, path: Path, count: int) -> None:
-    """Write the rows with other labels in ``count`` of them, chosen at random, unless ``path`` is there.
+    """Write the rows with other labels in ``count`` of them, chosen at random, unless ``path`` exists.
 
     A changed label is copied from a random row of the other class, or with another value.
 
@@ -140,7 +140,7 @@ def read_rows(dataset: DatasetSpec) -> pa.Table:
 
 
 def write_labels(dataset: DatasetSpec, path: Path, relabel: Callable[[pa.ChunkedArray], Any]) -> None:
-    """Write the rows with another label column, unless ``path`` is there."""
+    """Write the rows with another label column, unless ``path`` exists."""
     if not path.exists():
         table, name = read_rows(dataset), label_column(dataset)
         labels = relabel(table[name])

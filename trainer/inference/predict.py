@@ -1,7 +1,7 @@
 """``evenkeel predict``: scores files of rows by a job's model from a checkpoint.
 
 ``python -m trainer.inference.predict RUN_DIR ROWS.parquet [--output O] [--columns a,b] [--checkpoint best|last|STEP]
-[--k 10]``. With ``--k``, and by models of sequences, rows are users, and the best items for each are found.
+[--k 10]``. With ``--k``, or if the model reads sequences, each row is a user, and the output is the user's best items.
 
 It runs in this process, on the CPU, without Ray and without a process group, whatever machines wrote the checkpoint.
 """
@@ -288,8 +288,7 @@ def predict(
 ) -> dict[str, Any]:
     """Score files of rows by a run's model (:func:`trainer.inference.parquet_scoring.score_files`).
 
-    ``k``: number of items to find for the user of each row; None: 10 for a model of sequences, other models score the
-    rows.
+    ``k``: number of items to find for the user of each row; None: 10 for a sequence model; other models score the rows.
 
     Returns:
         The report that the command prints as JSON.

@@ -208,7 +208,7 @@ class Attempt:
         return choose_alpha(self.job, self.data.steps_per_epoch) if inherited is None else inherited
 
     def _epoch_steps(self) -> int | None:
-        """Return the steps that ``decay: by_epoch`` takes for an epoch; None for other kinds of decay.
+        """Return the steps that ``decay: by_epoch`` counts as an epoch; None for other kinds of decay.
 
         A warm start keeps the parent's number if the batch size is the same.
         """

@@ -44,7 +44,7 @@ IDLE_SECONDS = 3600.0
 
 def main(connection: socket.socket) -> None:
     """Fork a run for each message, until the owner closes the connection or sends none for IDLE_SECONDS."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # runs are not waited for; so none stays a zombie
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for runs; this keeps them from becoming zombies
     gc.collect()
     gc.freeze()
     connection.send(json.dumps({"ready": True}).encode())

@@ -170,7 +170,7 @@ def _following(sinks: Sequence[ConfiguredSink], job: JobSpec, store_url: str) ->
             continue
         try:
             sync_when_free(collection, sink.name, sink.open())
-        except Exception as error:  # of the sink's client: the version is published all the same
+        except Exception as error:  # an error of the sink's client: the version is published all the same
             print(f"sink '{sink.name}' lacks the version: {type(error).__name__}: {error}: run "
                   f"`evenkeel sinks sync {collection.name}`", file=sys.stderr)  # fmt: skip
 

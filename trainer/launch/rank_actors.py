@@ -157,7 +157,7 @@ def rank_actors(run: Run, needed: Mapping[str, float]) -> Iterator[list[Any]]:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     number = run.job.resources.num_workers
-    # As few nodes as have room.
+    # Use as few nodes as possible.
     group = ray.util.placement_group([dict(needed)] * number, strategy="PACK")
     actors: list[Any] = []
     try:
@@ -203,7 +203,7 @@ def train_on(actors: Sequence[Any], run: Run, document: dict[str, Any] | None) -
         Cancelled: the run is asked to stop before the actors have started.
         ResourceError: the actors do not start.
         RayActorError: an actor has died.
-        RayTaskError: the error of the first actor that failed, if none died; the others are not waited for.
+        RayTaskError: the error of the first actor that failed, if none died; it does not wait for the others.
     """
     import ray
     from ray.exceptions import RayTaskError
@@ -258,7 +258,7 @@ def _drains_noticed(run: Run, nodes: set[str]) -> Iterator[None]:
 
     def look() -> None:
         while not done.wait(DRAIN_SECONDS):
-            # A head that is away says nothing.
+            # No answer from the head means nothing.
             with contextlib.suppress(RayError, RuntimeError, ConnectionError):
                 drained = sorted(nodes & state.get_draining_nodes().keys())
                 if drained:

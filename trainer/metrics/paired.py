@@ -1,6 +1,6 @@
 """Differences in metrics of two models on the same rows, with confidence intervals. Torch-free.
 
-A difference comes with the influence of each row on it. If rows are independent, the squared influences add up to its
+Each difference has the influence of every row on it. If rows are independent, the squared influences add up to its
 variance. Rows of one user are not independent: their influences are added up first.
 """
 

@@ -37,7 +37,7 @@ class ModelInputs:
 
     Initial values are a function of ``seed``, drawn in float32 and cast to ``dtype``. ``dropout``:
     ``regularizers.dropout`` of the job, for models that apply it themselves. ``tasks``: labels of the dataset, for
-    models of several labels.
+    models with several labels.
     """
 
     keys: tuple[Key, ...]
@@ -154,7 +154,7 @@ class RankingModel(nn.Module):
         return dense[:, : self.num_dense] if self.num_dense else None
 
     def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
-        """Return scores (logits) [b], or [b, labels] from a model of several labels.
+        """Return scores (logits) [b], or [b, labels] from a model with several labels.
 
         It is called as ``forward(features)``, or as ``forward(features, dense)`` by a model that reads numeric
         features or vectors, with the batch's ``dense`` [b, num_columns].
@@ -233,7 +233,7 @@ class RankingModel(nn.Module):
         for name, projection in () if self.vector_fields is None else self.vector_fields.projections.items():
             assert isinstance(projection, nn.Linear)
             of, columns = (name.removeprefix("of_"),), range(projection.out_features)
-            # Where a row is longer than a vector, what is behind it stays behind it.
+            # Columns that follow the vector in a row stay behind it.
             axis = Axis(tuple((of, RowColumn(divmod(column, self.dim))) for column in columns), reads=False)
             found |= {f"vector_fields.projections.{name}.{part}": {0: axis} for part in ("weight", "bias")}
         return found
@@ -255,7 +255,7 @@ class RankingModel(nn.Module):
 
 
 def columns_of(features: Iterable[str], count: int) -> list[Position]:
-    """Return the names of the positions of features' vectors, concatenated; each vector has ``count`` columns."""
+    """Return the names of all columns of the features' concatenated vectors, ``count`` for each feature."""
     return [((name,), RowColumn(column)) for name in features for column in range(count)]
 
 
@@ -289,7 +289,7 @@ def pooled_rows(pooled: KeyedTensor | Blocks, features: Sequence[str]) -> Tensor
     The order does not depend on the sharding plan.
     """
     if list(features) == pooled.keys():
-        # They are side by side already: taking them apart would copy them, and their gradient.
+        # They are contiguous already: splitting them would copy them and their gradient.
         values: Tensor = pooled.values()
         return values
     blocks = pooled.to_dict()

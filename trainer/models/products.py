@@ -1,4 +1,4 @@
-"""PNN, DLRM, DCN-V2, xDeepFM: products of vectors below, above or beside a tower.
+"""PNN, DLRM, DCN-V2, xDeepFM: products of vectors before, after or parallel to a tower.
 
 Qu et al., Product-based Neural Networks for User Response Prediction, ICDM 2016. Naumov et al., Deep Learning
 Recommendation Model for Personalization and Recommendation Systems, 2019. Wang et al., DCN V2, WWW 2021. Lian et al.,
@@ -153,7 +153,7 @@ class DCNv2(ClickModel):
         x = self._crossed(first)
         if not self.parallel:
             return self.tower(x).squeeze(1)
-        # Side by side they would be copied, and so would the gradient of each.
+        # Concatenating them would copy them, and the gradient of each.
         ends = self.output.weight.split([self.width, self.output.in_features - self.width], dim=1)
         last = functional.linear(x, ends[0], self.output.bias) + functional.linear(self.tower(first), ends[1])
         return last.squeeze(1)
@@ -256,8 +256,8 @@ class CIN(nn.Module):
             products = maps.unsqueeze(3) * first.unsqueeze(2)
             maps = products.flatten(2) @ weight.T
             pooled.append(maps.sum(1))
-        # Of the last layer nothing but the sums is asked, and products can be summed over columns before they are
-        # mapped: d times fewer multiply-adds, and no [b, d, H F].
+        # Only sums of the last layer are used, and products can be summed over columns before they are mapped: d times
+        # fewer multiply-adds, and no [b, d, H F].
         sums = maps.transpose(1, 2) @ first  # [b, H, F]
         pooled.append(sums.flatten(1) @ last.T)
         return torch.cat(pooled, dim=1) @ self.output

@@ -1,4 +1,4 @@
-"""Models of several labels: a score for each label, products of probabilities, and a weighted sum of losses."""
+"""Models with several labels: a score for each label, products of probabilities, a weighted sum of losses."""
 
 from __future__ import annotations
 

@@ -42,14 +42,14 @@ CHUNK_ROWS = 1 << 18
 
 
 def is_frozen(job: JobSpec, data: PreparedData) -> bool:
-    """Return True if the job has a frozen context, and its prepared data continue ids of a parent."""
+    """Return True if the job sets ``publish.frozen_context``, and some of its ids have a row in the parent."""
     if job.publish is None or job.publish.frozen_context is None:
         return False
     return any((data.parent_rows(name)[NUM_SPECIAL_ROWS:] >= 0).any() for name in data.tables)
 
 
 def context_tables(job: JobSpec, data: PreparedData) -> dict[str, int]:
-    """Return {table with context: number of its first context column}; all later columns are context too."""
+    """Return {table with frozen rows: number of its first frozen column}; all later columns are frozen too."""
     assert job.publish is not None
     items = next(key.table for key in data.keys if key.name == job.publish.feature)
     if job.model.has_both_sides_in_rows:
@@ -67,11 +67,11 @@ def begins_fresh(job: JobSpec) -> bool:
 
 
 def begin(sharded: ShardedModel, parent: Checkpoint, inherited: Checkpoint, job: JobSpec, data: PreparedData) -> None:
-    """Copy the parent's context into a run's model before its first step. Collective.
+    """Copy the parent's parameters that stay frozen into a run's model before its first step. Collective.
 
     The model must have initial values, or be warm-started from ``parent``. ``inherited``: the parent's checkpoint under
-    the names of the job (trainer.distributed.inherited). A resumed run does not call this: its own checkpoints have the
-    context.
+    the names of the job (trainer.distributed.inherited). A resumed run does not call this: its own checkpoints have
+    these parameters.
 
     Raises:
         CheckpointError: on every rank, if the parent's checkpoint cannot be loaded on any.
@@ -88,7 +88,7 @@ def begin(sharded: ShardedModel, parent: Checkpoint, inherited: Checkpoint, job:
 
 
 def _take_context(sharded: ShardedModel, parent: Checkpoint, job: JobSpec, data: PreparedData) -> None:
-    """Copy the parent's context, as its lookups read it, into the model, with zero optimizer state."""
+    """Copy the parent's values of frozen parameters, as looked up, into the model, with zero optimizer state."""
     for name, first_column in context_tables(job, data).items():
         rows_of_parent = torch.from_numpy(data.parent_rows(name).copy())
         for piece in sharded.local_pieces():
@@ -128,10 +128,10 @@ class FrozenContext(nn.Module):
 
         Args:
             embeddings: the model's own module.
-            masks: feature that reads context -> bool [num_rows], True for frozen rows.
+            masks: feature that reads frozen rows -> bool [num_rows], True for these rows.
             dim: number of columns of an item's vector.
-            own_half: True if the context is the columns from ``dim`` on of the items' rows, whose first ``dim`` columns
-                are trained. False if it is whole tables.
+            own_half: True if the columns from ``dim`` on of the items' rows are frozen, and the first ``dim`` columns
+                are trained. False if whole tables are frozen.
         """
         super().__init__()
         # In a tuple: as a submodule, its parameters would be registered twice.
@@ -186,7 +186,7 @@ def _wait(rows: Any) -> Any:
 
 
 class FrozenRows:
-    """The frozen rows of a job: rows of context tables whose ids the parent had, according to the prepared ``data``."""
+    """The frozen rows of a job: rows of :func:`context_tables` whose ids the parent had, by the prepared ``data``."""
 
     def __init__(self, job: JobSpec, data: PreparedData):
         self._dim, self._own_half = job.model.embedding_dim, job.model.has_both_sides_in_rows
@@ -196,7 +196,7 @@ class FrozenRows:
 
     @contextlib.contextmanager
     def frozen_in(self, model: RankingModel) -> Iterator[None]:
-        """Within the block, make the model's lookups of frozen context record no gradients."""
+        """Within the block, make the model's lookups of frozen rows record no gradients."""
         embeddings = model.embeddings
         model.embeddings = FrozenContext(embeddings, self._masks, self._dim, self._own_half).train(model.training)
         try:

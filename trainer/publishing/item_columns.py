@@ -1,4 +1,4 @@
-"""Columns of a dataset's item table, which a version with users keeps beside its items for filters."""
+"""Columns of a dataset's item table, which a version with users keeps with its items, for filters."""
 
 from __future__ import annotations
 

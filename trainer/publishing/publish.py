@@ -138,10 +138,10 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
 
 
 def wait_for_sinks(run: Run, pause: Callable[[], None]) -> None:
-    """Wait until the job's sinks have what the collection serves, if the job says so; ``pause`` may raise.
+    """If the job says so, wait until its sinks have the served version; ``pause`` may raise.
 
     Raises:
-        SinkBehind: one has not in time.
+        SinkBehind: a sink still lacks it after the job's ``sink_wait_seconds``.
     """
     spec = run.job.publish
     if spec is not None and spec.sinks and spec.sink_wait_seconds is not None:

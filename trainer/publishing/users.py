@@ -1,4 +1,4 @@
-"""Users that a run publishes beside its items (``publish.users``): a vector for each, and the items that it had."""
+"""Users that a run publishes with its items (``publish.users``): a vector for each, and the items that it had."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _send_all(url: str, waiting: queue.Queue[Callable[[], dict[str, Any]] | None
         try:
             where = f"{url.rstrip('/')}/{endpoint.lstrip('/')}"
             httpx.post(where, json=made(), headers=headers, timeout=ANSWER_SECONDS).raise_for_status()
-        except Exception as error:  # whatever it is, the run has more important things to do
+        except Exception as error:  # no error of lineage may end the run
             if not said:
                 print(f"no lineage: {type(error).__name__}: {error}; see {URL_VARIABLE}", file=sys.stderr, flush=True)
             said = True

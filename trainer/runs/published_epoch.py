@@ -1,4 +1,4 @@
-"""Held-out metric of the epoch that a job publishes, beside its best epoch and the version before. Torch-free."""
+"""Held-out metric of the epoch that a job publishes, of its best epoch and of the previous version. Torch-free."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _overfits(metric: str, split: str, values: Mapping[int, float], epoch: int, 
 
 
 def in_words(quality: Mapping[str, Any]) -> str:
-    """Return the metric in words, beside that of the version before.
+    """Return the metric in words, with that of the previous version.
 
     Example: ``auc 0.7312 (validation), 0.7298 (test) in epoch 3 of 10; v000004, on its own rows: 0.7401 (validation)``.
     """

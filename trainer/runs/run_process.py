@@ -85,7 +85,7 @@ def _start(command: Sequence[str], directory: Path, environment: Mapping[str, st
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
-    # Those whose process.json could not be written, or was removed, nobody else waits for.
+    # Nobody else waits for runs whose process.json could not be written, or was removed.
     for pid, child in list(_children.items()):
         if child.poll() is not None:
             _children.pop(pid, None)
@@ -168,7 +168,7 @@ def processes(run_dir: Path | str) -> list[psutil.Process]:
     main, session, marker = _main_process(directory), _session(directory), str(directory)
     ours = [] if main is None else [main]
     children: dict[int, list[psutil.Process]] = {}
-    for process in psutil.process_iter():  # once: a run may have hundreds
+    for process in psutil.process_iter():  # listed once: a run may have hundreds
         with contextlib.suppress(psutil.Error, OSError):  # gone, or another user's
             children.setdefault(process.ppid(), []).append(process)
             if os.getsid(process.pid) == session or process.environ().get(RUN_DIR_VARIABLE) == marker:

@@ -46,7 +46,7 @@ class Starvation:
             try:
                 ran, waited, *_ = (folder / "schedstat").read_text("ascii").split()
             except (OSError, ValueError):
-                continue  # the thread has ended, or this kernel keeps no such figures
+                continue  # the thread has ended, or this kernel does not report its waiting time
             found[folder.name] = (int(ran), int(waited))
         return found
 

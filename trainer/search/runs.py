@@ -40,7 +40,7 @@ class TrialRun:
         return run_process.is_alive(self.path)
 
     def begin(self, job: JobSpec, dataset: DatasetSpec, *, run_id: str, store_url: str) -> None:
-        """Start the run or take it up again, unless it trains already or has succeeded."""
+        """Start or resume the run, unless it is training or has succeeded."""
         if self.is_alive or exit_of(self.path).get("state") == "succeeded":
             return
         self.path.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ _NO_NUMBER = FieldProblem(
     "metric", "the job's only metrics are tables, not numbers", "name a number in evaluation.metrics"
 )
 
-# The golden section, which makes a number between whole ends that is not whole.
+# The golden section: its point between whole ends is no whole number.
 _NOT_WHOLE = (3 - 5**0.5) / 2
 
 Ends = Annotated[tuple[float, float], Field(min_length=2, max_length=2)]

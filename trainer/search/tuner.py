@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # the runs keep their figures themselves
+os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"  # the runs keep their metrics themselves
 os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
 
 import ray
@@ -160,7 +160,7 @@ def run(folder: SearchFolder, tell: Callable[[str], Any]) -> None:
         address="local", num_cpus=max(1, round(cpus * search.parallelism)), include_dashboard=False,
         log_to_driver=False, logging_level="error", configure_logging=False,
     )  # fmt: skip
-    # Figures are the runs' own: Tune's last look for its files would warn of each trial.
+    # Metrics are in the runs' events: Tune would warn that each trial lacks its files.
     logging.getLogger("ray.tune.analysis.experiment_analysis").setLevel(logging.ERROR)
     try:
         _tuner(folder, {"cpu": cpus, "gpu": gpus}, tell).fit()

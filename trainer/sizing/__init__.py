@@ -1,1 +1,1 @@
-"""Prediction of what a run will need of memory, time and GPUs. Without torch: the service imports it."""
+"""Prediction of the memory, time and GPUs that a run needs. Without torch: the service imports it."""

@@ -1,4 +1,4 @@
-"""Estimate of what a run will take, before it starts: table rows, bytes, steps, memory, time. Torch-free.
+"""Estimate of a run before it starts: table rows, bytes, steps, memory, time. Torch-free.
 
 Figures are upper bounds or rough predictions, and each comes with its arithmetic in words.
 """
@@ -95,7 +95,7 @@ def estimate(
         job: the job.
         dataset: its dataset.
         gpu_bytes: memory of each rank's GPU; None: not known.
-        counts: numbers to take in the place of the data's; None: the data are read.
+        counts: numbers to take instead of the data's; None: the data are read.
 
     Raises:
         DataError: the data have an error for which the run itself would fail.

@@ -14,7 +14,7 @@ class RowShape:
     """Counts of a row's inputs, other than ids, that determine the sizes of models and batches.
 
     Attributes:
-        num_labels: number of labels of a row; models of several labels have a tower for each.
+        num_labels: number of labels of a row; models with several labels have a tower for each.
         num_dense: number of numeric inputs, including the columns of vectors with ``mode: as_given``.
         vectors: projected vectors.
         item_fields: number of features in the item table that are ids or projected vectors.

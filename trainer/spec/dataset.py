@@ -335,7 +335,7 @@ class DatasetSpec(Spec):
     ``partition`` names the column of days by which a job's window selects rows; default: ``timestamp``. Days are in
     UTC, unless a time zone is given together with the column.
 
-    Each row has one ``label``, or, for models of several labels, several ``labels``, each with a name. ``weight`` names
+    Each row has one ``label``, or several named ``labels`` for models with several labels. ``weight`` names
     a column of numbers that are at least 0: in training a row of weight 2 counts as two rows.
 
     ``filter`` is a condition on columns of the rows (trainer.spec.row_filter): rows that do not pass are ignored.

@@ -147,7 +147,7 @@ class InitFrom(Spec):
     starts from the served version. Default: ``go_on`` for a job that refreshes this very collection.
 
     A feature continues from the parent's feature of the same name. ``renamed``: a dict from old to new name of the
-    parent's features. ``added``: with ``zero`` the parent's predictions hold at step 0, even with features that it did
+    parent's features. ``added``: with ``zero`` predictions at step 0 are the parent's, even with features that it did
     not read; with ``fresh`` weights of added features begin as in a new model. ``dropped``: features of the parent that
     the job does not read; a missing feature that is not listed is refused. Names that the parent does not have are
     ignored, so that the same lines serve the next refresh too.

@@ -1,4 +1,4 @@
-"""Tasks of a model of several labels: the loss, the weight and the metrics of each label. Torch-free."""
+"""Tasks of a model with several labels: the loss, the weight and the metrics of each label. Torch-free."""
 
 from __future__ import annotations
 

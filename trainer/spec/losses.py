@@ -31,7 +31,7 @@ class RetrievalSettings(Spec):
     """Settings of losses that compare a target item's score with scores of other items.
 
     ``share_negatives``: all targets of a batch have the same drawn items. ``normalize``: queries and item vectors have
-    length 1 in scores (to which bpr adds the item's bias). ``temperature``: the number that scores are divided by.
+    length 1 in scores (to which bpr adds the item's bias). ``temperature``: the divisor of scores.
     ``calibration``: t of gbce (0: plain BCE, 1: as without sampling). ``margin``: cosine above which cosine_contrastive
     penalises a drawn item; ``negative_weight``: weight of the mean penalty, relative to the target's term.
     """

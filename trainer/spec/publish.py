@@ -158,7 +158,7 @@ class Evidence(Spec):
 
 
 class Users(Spec):
-    """Publication of users beside the items of a version, so that the version recommends items to them.
+    """Publication of users with the items of a version, so that the version recommends items to them.
 
     ``feature``: the feature with the users' ids. A user is published with the vector that scores items, and with the
     items of its training rows, which recommendations can leave out.

@@ -48,7 +48,7 @@ PROGRESS_SECONDS = 1.0
 FOLLOWING_PROGRESS_SECONDS = 10.0
 """Shortest time between progress events of a job that follows a folder, which may run for months."""
 IDLE_SECONDS = 0.5
-"""Longest wait for the next batch before the ranks exchange who has one, and whether to stop or save meanwhile."""
+"""Longest wait for the next batch before the ranks exchange which of them has one, and whether to stop or save."""
 HELD_OUT = ("validation", "test")
 
 
@@ -250,7 +250,7 @@ class Trainer:
             self.dense_optimizer.step()
         self.sharded.step_tables(step, scale)
         self.position.step += 1
-        # What was fitted to the scores of other parameters.
+        # It was fitted to the scores of other parameters.
         self.position.calibration = None
         self.position.loss_sum += mean_loss * size
         self.position.loss_count += size
@@ -290,7 +290,7 @@ class Trainer:
         bad = set(self.sharded.non_finite_tables())
         with_norm = (with_norm or self.job.optimizer.clip_norm is not None) and not bad
         squared_norm = self.sharded.gradient_squared_norm() if with_norm else 0.0
-        # A sum over ranks, in which each has a place of its own.
+        # A sum over ranks; each rank fills its own element.
         shares = [self._starvation.share() if rank == self.rank else 0.0 for rank in range(self.world_size)]
         flags = [*self._due(), *shares, *(float(name in bad) for name in tables)]
         everyone = torch.tensor([loss, squared_norm, *flags], dtype=torch.float64)
@@ -415,7 +415,7 @@ class Trainer:
             return
         self.position = best or self.position
         self.position.stopped = True
-        # Whatever was saved of this step did not know that it is the last.
+        # A checkpoint already saved at this step does not record that it is the last.
         self._saved_step = -1
         if self.rank == 0:
             best_epoch, value = decision.best_epoch, decision.best if decision.best_epoch else None

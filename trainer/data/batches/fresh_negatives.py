@@ -21,7 +21,7 @@ _NEGATIVES, _IN_BATCH = 21, 22
 
 
 class FreshNegatives:
-    """Drawer of BPR's negatives: for each example, an item that its user does not have in the training split."""
+    """Sampler of BPR's negatives: for each example, an item that its user does not have in the training split."""
 
     def __init__(self, data: PreparedColumns, epoch: int):
         self._seen, self._items = data.seen_items
@@ -47,7 +47,7 @@ class FreshNegatives:
 
 
 class _InBatch:
-    """Drawer of negatives from the items of the other examples in the same global batch."""
+    """Sampler of negatives from the items of the other examples in the same global batch."""
 
     def __init__(self, data: PreparedColumns, epoch: int, seen: SeenItems, items: Int64s):
         item = next(key for key in data.keys if key.name == "item")

@@ -55,7 +55,7 @@ class _WithVectors:
 
 
 def item_vectors(catalogue: Catalogue, places: npt.NDArray[np.integer]) -> dict[str, Float32s]:
-    """Return the vectors of the items at these places [b] in the catalogue, name -> [b, dim]; zeros at place -1."""
+    """Return the vectors of the items at these catalogue positions [b], name -> [b, dim]; zeros at position -1."""
     found = {}
     for name, vectors in catalogue.vectors.items():
         found[name] = np.array(vectors[places])
@@ -64,7 +64,7 @@ def item_vectors(catalogue: Catalogue, places: npt.NDArray[np.integer]) -> dict[
 
 
 def item_numbers(data: PreparedColumns, places: npt.NDArray[np.integer]) -> Float32s | None:
-    """Return the numbers and vectors of the items at these places, float32 [b, n], as an item tower reads them.
+    """Return the numbers and vectors of the items at these positions, float32 [b, n], as an item tower reads them.
 
     None if items have neither.
     """

@@ -26,8 +26,8 @@ class PreparedData(PreparedColumns):
             start_step_in_epoch: the first step to return.
             rank: this rank, from 0 to ``world_size`` - 1.
             world_size: number of ranks.
-            micro_batches: number of consecutive parts in which the slice of a step comes; a short last batch may leave
-                some of them empty.
+            micro_batches: number of consecutive parts that the slice of a step is cut into; with a short last batch
+                some may be empty.
         """
         from trainer.data.batches.batches import train_batches
 

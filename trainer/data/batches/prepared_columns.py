@@ -102,7 +102,7 @@ class PreparedColumns:
     drift: list[dict[str, Any]] | None
     """Drift of the rows from those of the parent run (trainer.data.prepare.drift); None without a warm start."""
     warnings: list[str]
-    """Messages for the owner of the rows: joins and graphs that find few of their ids."""
+    """Messages for the owner of the rows about joins and graphs with few matching ids."""
     row_figures: dict[str, float | None]
     """Figures of all rows (trainer.data.prepare.row_figures); empty if an earlier version prepared the data."""
     dataset_fingerprint: str

@@ -43,7 +43,7 @@ def words(key: tuple[int, int], epoch: int, samples: Int64s, num_slots: int) -> 
 
 
 class SkipGrams:
-    """Examples of item2vec: an item of a training sequence; its targets are the items at most ``window`` places away.
+    """Examples of item2vec: an item of a training sequence; its targets are items at most ``window`` positions away.
 
     Each target has ``negatives`` draws, by default with probabilities proportional to counts^0.75 in the training
     split. A draw that is the target itself does not count, as in word2vec: the padding row 0 replaces it.
@@ -133,7 +133,7 @@ class NextItems:
             had: lists of the items that must not be drawn.
             owners: for each draw, the number of its list.
             random: random words, uint64 [n].
-            whole: rows of the global batch, whose targets are drawn from; None: all training items are drawn from.
+            whole: rows of the global batch, from whose targets items are drawn; None: from all training items.
         """
         negatives = self._unseen.draw(had, owners, random)
         if whole is None:
@@ -185,7 +185,7 @@ class SharedItems:
 
 
 class Unseen:
-    """Drawer of training items that a list lacks: uniformly, or by popularity to ``power``."""
+    """Sampler of training items that are not in a list: uniformly, or by popularity to the power ``power``."""
 
     def __init__(self, data: PreparedColumns, power: float | None = None):
         counts = data.row_counts(data.keys[0].table)

@@ -60,7 +60,7 @@ class IdMap:
         return not pa.types.is_int64(self.ids.type)
 
     def hashed(self) -> IdMap:
-        """Return the map with hashes in place of strings."""
+        """Return the map with hashes instead of strings."""
         if not pa.types.is_large_string(self.ids.type):
             return self
         return replace(self, ids=pa.array(id_keys(self.ids)), retired=pa.array(id_keys(self.retired)))
@@ -93,7 +93,8 @@ class GrownTable:
 
     Attributes:
         ids: the new map.
-        row_of_code: int32 [n + 1], the table row of each of the data's n distinct ids; the last entry is for no id.
+        row_of_code: int32 [n + 1], the table row of each of the data's n distinct ids; the last entry is for a missing
+            id.
         parent_rows: int64 [num_rows], the row of the same id in the parent's table; -1 for new ids, which come last.
     """
 

@@ -69,7 +69,7 @@ class PreviousValues:
 
 
 class HistoryLookup:
-    """The values of ``previous`` by ``by`` in the order of ``order``, over all rows of a dataset.
+    """For each id in ``by``, the values of ``previous`` in the order of ``order``, over all rows of a dataset.
 
     Args:
         rows_of: function that returns, for a chunk, the table row of each id in the column ``previous``.

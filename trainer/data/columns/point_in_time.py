@@ -1,4 +1,4 @@
-"""Checks that no feature is from after its row, by the times that features declare. Torch-free."""
+"""Checks that no feature value is newer than its row, by the times that features declare. Torch-free."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from trainer.data.sources.source import Chunk, Source, beside
 from trainer.spec import DatasetSpec, Feature
 
 _MOST_LOOKED_AT = 100
-"""Number of a chunk's unknown ids, at most, that are checked for being a list that was read as one id."""
+"""Most unknown ids of a chunk to check: each may be a list that was read as one id."""
 Int64s = npt.NDArray[np.int64]
 
 

@@ -1,4 +1,4 @@
-"""Coding of id columns: each chunk by its own distinct ids, in the end all chunks by the table's sorted ids.
+"""Coding of id columns: first each chunk by its own distinct ids, finally all chunks by the table's sorted ids.
 
 Arrow hashes every id once, and then only the distinct ids of chunks. Torch-free.
 """
@@ -23,7 +23,7 @@ from trainer.data.prepare.part_cache import CODED, PartCache, write_checksum
 
 
 class CodedPart(NamedTuple):
-    """A column of one chunk: its distinct ids, the place of each id among them (-1: null), and list lengths."""
+    """A column of one chunk: its distinct ids, the position of each id among them (-1: null), and list lengths."""
 
     ids: pa.Array
     places: Int32s
@@ -31,7 +31,7 @@ class CodedPart(NamedTuple):
 
 
 class TableIds:
-    """The distinct ids of one table, in memory or in runs on disk, with the place of every chunk's ids among them.
+    """The distinct ids of one table, in memory or in runs on disk, with the position of every chunk's ids among them.
 
     Args:
         kind: kind of the ids, integers or strings.

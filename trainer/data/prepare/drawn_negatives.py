@@ -1,9 +1,9 @@
-"""Negatives of a dataset (``label: {negatives: ...}``), drawn once, and the rows that give their columns. Torch-free.
+"""Negatives of a dataset (``label: {negatives: ...}``), drawn once, and rows that have their columns. Torch-free.
 
 A training row's negatives are items of training rows that its user did not have in training; if rows are split by time,
-only items up to the row's own time are excluded. Items that the user has only in held-out rows can be drawn: nobody
-knows of them at training. A held-out row's negatives are items that its user had in no split. They occur in training
-if the row's own item does, and else they do not, so that a model that has learned nothing has an AUC of 1/2.
+only items up to the row's own time are excluded. Items that the user has only in held-out rows can be drawn, because
+training knows nothing of them. A held-out row's negatives are items that its user had in no split. They occur in
+training if the row's own item does, and else they do not, so that a model that has learned nothing has an AUC of 1/2.
 
 Three kinds of rows are left out: rows without an item, held-out rows whose (user, item) pair occurs in training, which
 rankings of all items exclude too, and rows whose user had every item.
@@ -26,7 +26,7 @@ _NEGATIVES = 11
 
 
 class _Pool(NamedTuple):
-    """Items to draw from: a drawer of places, the item at each place, each item's place (-1: none), items' weights.
+    """Items to draw: a sampler of places, the item at each place, each item's place (-1: none), items' weights.
 
     The last entry of ``place`` is the place of a missing item.
     """
@@ -38,7 +38,7 @@ class _Pool(NamedTuple):
 
 
 class DrawnNegatives:
-    """Drawer of negatives for all rows of a dataset with ``label: {negatives: ...}``.
+    """Sampler of negatives for all rows of a dataset with ``label: {negatives: ...}``.
 
     Args:
         plan: plan of the preparation.

@@ -1,6 +1,6 @@
 """Encoding of all rows in one streaming pass over the source, the columns of a chunk in parallel. Torch-free.
 
-Codes, numbers in place of ids, first count the distinct ids of their own chunk (trainer.data.prepare.coding). Memory
+Codes, numbers instead of ids, first count the distinct ids of their own chunk (trainer.data.prepare.coding). Memory
 grows with the chunk size and, up to a limit, with the number of distinct ids, never with the number of rows.
 """
 

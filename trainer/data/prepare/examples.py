@@ -107,7 +107,7 @@ class ExampleRows:
         self._shares_validation = plan.job.evaluation.split.kind == "column" and not self._names_validation()
         self._pair_keys: dict[str, UInt64s] = {}
         self.negatives = self._make_negatives()
-        """Drawer of negatives; None if the dataset draws none."""
+        """Sampler of negatives; None if the dataset draws none."""
         self.item_features = ItemFeatures() if self.negatives is None else item_features(plan, encoded)
         """Names of the features that a negative takes from a row of its own item."""
         self._follows_item = bool(self.item_features.names) or any(

@@ -1,4 +1,4 @@
-"""Items that a user never had, uniform or by popularity, without rejection. Torch-free."""
+"""Draws of items that a user never had, uniform or by popularity, without rejection. Torch-free."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class KnownPairs:
 
 
 class PopularUnseen:
-    """The same draws with probabilities proportional to integer weights of the items (:func:`popularity_weights`).
+    """The draws of :class:`SeenItems`, but with probabilities proportional to integer weights of the items.
 
     With C_j the sum of the weights before item j, and a user's items s_0 < s_1 < ..., the unseen items before s_i weigh
     C_{s_i} - sum of the weights of s_0 .. s_{i-1}. This ascends with i. So for a number drawn below the weight of all
@@ -134,10 +134,10 @@ class PopularUnseen:
 
 
 class UnseenUntil:
-    """The same draws, excluding only items that a user had up to a time; items that it has later can be drawn.
+    """Draws that exclude only items that a user had up to a time; items that the user has later can be drawn.
 
-    With w the weight of the items that the user never has, and c_1, c_2, ... the weights of its later items in the
-    order of their first time, a number is drawn below w + c_1 + c_2 + ...; from w on it names a later item.
+    Let w be the weight of the items that the user never has, and c_1, c_2, ... those of its later items in the order of
+    their first time. A number is drawn below w + c_1 + c_2 + ...; from w on it stands for a later item.
 
     Args:
         pairs: ``user * num_items + item``, in any order, repeats allowed [n].

@@ -187,7 +187,7 @@ def _files_of(directory: Path) -> dict[str, Path]:
 
 
 def _replace(directory: Path, work: Path, fence: Callable[[], None]) -> None:
-    """Rename ``work`` to ``directory``, in place of an older one, once all its files are on disk."""
+    """Rename ``work`` to ``directory``, instead of an older one, once all its files are on disk."""
     # After a power failure, no manifest may stand beside columns that are short or full of zeros.
     fsync_tree(work)
     fence()

@@ -1,4 +1,4 @@
-"""Exchange of prepared data by a run's storage, in one folder whose name is the data's fingerprint. Torch-free."""
+"""Exchange of prepared data through a run's storage, in one folder whose name is the data's fingerprint. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.storage.folders import Folders, fetch_tree, put_tree
 
 
 def put_prepared(folders: Folders | None, directory: Path) -> None:
-    """Put the prepared data of ``directory`` into the run's storage, for ranks on other hosts, in place of older data.
+    """Put the prepared data of ``directory`` into the run's storage, for ranks on other hosts, instead of older data.
 
     Raises:
         StorageError: the storage does not answer.

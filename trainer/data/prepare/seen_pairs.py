@@ -62,7 +62,7 @@ class SeenPairs:
         start or a history. ``seen.{shifted,starts}.bin`` hold a SeenItems object by the user's table row.
 
         Args:
-            directory: directory whose training split must already have table rows in place of codes.
+            directory: directory whose training split must already have table rows instead of codes.
             rows_of: the table row of each code, by table.
             num_rows: number of rows, by table.
             catalogue: all items, if there is an item table.

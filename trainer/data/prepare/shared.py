@@ -78,7 +78,7 @@ class SharedPreparedData:
         """Make links in the empty folder ``directory`` to the files kept for ``key``.
 
         Returns:
-            True if all files are there with their sha256; else False, and no link is made.
+            True if all files exist with their sha256; else False, and no link is made.
         """
         record = self.folder / f"{key}.json"
         try:

@@ -37,11 +37,11 @@ def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> np
 def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Split by leaving out the last rows of each user.
 
-    By ``order`` (then by row number), the last ``num_test`` rows of a user test, and the ``num_validation`` rows before
-    them validate; one each, if the job says nothing else (leave-last-two-out).
+    In ``order`` (then by row number), the last ``num_test`` rows of a user are for test, the ``num_validation`` rows
+    before them for validation; by default one each (leave-last-two-out).
 
-    A split whose fraction is 0 takes no row; a user's first row always trains, so users with one row only train, and
-    with two rows only test. Rows without a user (-1) train.
+    A split of fraction 0 gets no row. A user's first row is always for training: a single row has no held-out row, and
+    two rows have only a test row. Rows without a user (-1) are for training.
     """
     count = len(users)
     by_user = np.lexsort((np.arange(count), order, users))
@@ -75,9 +75,9 @@ class TimeLimits(NamedTuple):
 
 
 def time_limits(split: Split, order: npt.NDArray[Any]) -> TimeLimits:
-    """Return the limits at which the latest share of all rows tests, and the share before it validates.
+    """Return the times from which rows are for validation and for test: the latest shares of all rows.
 
-    Rows of equal times fall on one side (the later).
+    Rows of equal times all go to the later split.
     """
     count = len(order)
     ordered = np.sort(order)
@@ -106,7 +106,7 @@ class Sides(Column):
         return LABEL
 
     def read(self, chunk: Chunk) -> npt.NDArray[np.uint8]:
-        """Return the side of each row: by the names of splits, or TEST where a number or truth value is 1.
+        """Return the split of each row: by its name, or TEST where a number or truth value is 1.
 
         Raises:
             DataError: a value names no split.

@@ -229,7 +229,7 @@ def append_examples(
 
 @dataclass(frozen=True)
 class FinishedSplits:
-    """Splits whose examples have table rows in place of codes, with their tables and figures.
+    """Splits whose examples have table rows instead of codes, with their tables and figures.
 
     Attributes:
         encoded: all rows; after a preparation by tasks, only their distinct ids and a sample of their numbers.

@@ -47,7 +47,7 @@ _WORLD, _ROWS = 31, 32
 
 @dataclass(frozen=True)
 class ClickLog:
-    """The model behind the log. The numbers of users, items and queries follow from ``num_rows``."""
+    """The model that generates the log. The numbers of users, items and queries follow from ``num_rows``."""
 
     num_rows: int = 200_000
     num_days: int = 10

@@ -76,7 +76,7 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
 
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows with every column in its :func:`plain_type`, and null in place of empty texts."""
+    """Return the rows with every column in its :func:`plain_type`, and null instead of empty texts."""
     arrays = [_without_empty(_plain(array)) for array in batch.columns]
     return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names) if arrays else batch
 
@@ -92,7 +92,7 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _without_empty(array: pa.Array) -> pa.Array:
-    """Return text, or lists of it, with null in place of each empty text, which CSV cannot tell from null."""
+    """Return text, or lists of it, with null instead of each empty text, which CSV cannot tell from null."""
     type_, is_list_ = array.type, is_list(array.type)
     texts = array.flatten() if is_list_ else array
     if not is_text(texts.type) or pc.min(pc.binary_length(texts)).as_py() != 0:

@@ -18,7 +18,7 @@ from embeddings.sharding.exchange.collectives import all_reduce
 class BatchNorm(nn.Module):
     """y = gamma (x - E[x]) / sqrt(Var[x] + eps) + beta for x [n, width], moments over the samples of all ranks.
 
-    Training forwards and their backwards are collective: every rank takes part, also one without a sample (n = 0).
+    Training forwards and their backwards are collective: every rank takes part, even without a sample (n = 0).
     Evaluation uses running moments and needs no communication: mean <- (1 - momentum) mean + momentum E[x], and
     likewise the variance, from n / (n - 1) Var[x]. They are buffers, so that checkpoints contain them. With
     micro-batches each part is normalised by its own moments, and updates the running ones.

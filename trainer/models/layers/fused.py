@@ -125,7 +125,7 @@ class LinearLayers(torch.autograd.Function):
             found[2 + 2 * number : 4 + 2 * number] = product(gradient.T, values[number]), of_bias
             if number or ctx.needs_input_grad[0]:
                 weight = parameters[2 * number]
-                # A product of a column and a row takes a matrix product four times as long.
+                # As a matrix product, a product of a column and a row takes four times as long.
                 gradient = gradient * weight if len(weight) == 1 else product(gradient, weight)
         found[0] = gradient if ctx.needs_input_grad[0] else None
         return tuple(found)
@@ -231,7 +231,7 @@ def _plain_gradients(
     ctx: Any, function: Callable[..., Tensor], gradient: Tensor, *arguments: Any
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of plain torch's ``function``, which can be differentiated again."""
-    # Views, so that an argument that is given twice has the gradient of each place.
+    # Views, so that an argument that is passed twice gets the gradients of both uses.
     arguments = tuple(one.view_as(one) if isinstance(one, Tensor) else one for one in arguments)
     needed: tuple[bool, ...] = ctx.needs_input_grad
     wanted = [one for one, wants in zip(arguments, needed, strict=True) if wants]

@@ -28,7 +28,7 @@ def tower(
     With ``logits=False`` ReLU follows the last layer too, so that all layers are hidden layers.
 
     A hidden layer is h = relu(N(W x + b)) + S x. N is batch normalisation (with ``batch_norm``). S x is the shortcut
-    (with ``residual``; He et al., CVPR 2016; Shan et al., Deep Crossing, KDD 2016): x itself if sizes agree, else a
+    (with ``residual``; He et al., CVPR 2016; Shan et al., Deep Crossing, KDD 2016): x itself if sizes are equal, else a
     linear map without bias. The initial W and b are the same with or without both.
 
     Number of parameters: the sum of (a + 1) b over neighbouring sizes a, b. Each hidden layer has 2 b more with batch
@@ -46,7 +46,7 @@ def tower(
 def tower_of(
     spec: TowerSpec, inputs: ModelInputs, sizes: Sequence[int], *, number: int = 0, logits: bool = True
 ) -> nn.Module:
-    """Return a :func:`tower` with the settings of a model's spec; ``number``: of the tower, added to the seed."""
+    """Return a :func:`tower` with the settings of a model's spec; ``number``: the tower's number, added to the seed."""
     return tower(
         sizes, seed=inputs.seed + number, dtype=inputs.dtype, residual=spec.residual, batch_norm=spec.batch_norm,
         logits=logits,

@@ -70,7 +70,7 @@ class Follower:
                 if not is_told:
                     self._say(f"{self.spec.kind} cannot be reached, tried again later: {type(error).__name__}: {error}")
                 is_told = True
-                # The tracker may have received points without an answer: the next try asks for its last steps.
+                # The tracker may have stored points although its answer was lost: the next try asks for its last steps.
                 self.close()
                 if is_last and time.monotonic() + wait > deadline:
                     self._say(f"{self.spec.kind} is given up: it lacks the last points of this attempt")

@@ -122,7 +122,7 @@ class ModelSpec(Spec):
     counts_columns: ClassVar[str | None] = "its scores depend on the number of columns"
     """Reason why scores change if vectors get columns of zeros; None: they do not."""
     job_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Settings of a job that names no ``model.loss``, for each place that it leaves out (:func:`with_defaults`)."""
+    """Settings of a job that names no ``model.loss``, for the fields that it leaves out (:func:`with_defaults`)."""
     has_context: ClassVar[bool] = False
     """True if items are trained against other parameters than item vectors, such as users' rows."""
 

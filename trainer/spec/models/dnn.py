@@ -16,14 +16,14 @@ class DNNSpec(ClickSpec):
 
 
 class WideDeepSpec(FirstOrderSpec):
-    """A linear model of ids and numbers beside the tower (Cheng et al., DLRS 2016)."""
+    """A linear model of ids and numbers, added to the tower (Cheng et al., DLRS 2016)."""
 
     kind: Literal["wide_deep"]
     reads_vectors = True
 
 
 class DeepFMSpec(FirstOrderSpec):
-    """A factorization machine beside the tower (Guo et al., IJCAI 2017)."""
+    """A factorization machine added to the tower (Guo et al., IJCAI 2017)."""
 
     kind: Literal["deepfm"]
     reads_vectors = True

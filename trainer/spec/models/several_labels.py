@@ -1,4 +1,4 @@
-"""Models of several labels: shared bottom, MMoE, PLE, ESMM."""
+"""Models with several labels: shared bottom, MMoE, PLE, ESMM."""
 
 from __future__ import annotations
 

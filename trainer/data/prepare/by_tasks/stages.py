@@ -7,7 +7,7 @@ read        span of rows                  the span's distinct ids, and columns a
 split       span of rows                  the span's examples by split, as these codes, and counts of ids
 table       table                         the table's ids in order of rows; for each span, the row of each code
 number      numeric feature               the feature's statistics
-rows        span of rows                  the span's examples with table rows in place of codes
+rows        span of rows                  the span's examples with table rows instead of codes
 ==========  ============================  =================================================================
 """
 

@@ -358,7 +358,7 @@ def require_utf_8(text: bytes, path: FilePath) -> None:
 
 
 def _with_values(kind: pa.DataType) -> pa.DataType:
-    """Return a type with int64 in place of null, the type of columns or elements without any value."""
+    """Return a type with int64 instead of null, the type of columns or elements without any value."""
     if pa.types.is_list(kind):
         return pa.list_(_with_values(kind.value_type))
     if pa.types.is_struct(kind):

@@ -142,7 +142,7 @@ class JsonLinesReader(TextReader):
 
 
 def _untimed(kind: pa.DataType) -> pa.DataType:
-    """Return text in place of the timestamps that Arrow guesses: only text tells times with a zone from others."""
+    """Return text instead of the timestamps that Arrow guesses: only text tells times with a zone from others."""
     if pa.types.is_list(kind):
         return pa.list_(_untimed(kind.value_type))
     if pa.types.is_struct(kind):
@@ -163,7 +163,7 @@ def _has_null(kind: pa.DataType) -> bool:
 
 
 def with_nulls(block: bytes) -> bytes:
-    """Return JSON with null in place of empty texts, so that a column of numbers may have them too."""
+    """Return JSON with null instead of empty texts, so that a column of numbers may have them too."""
     return _EMPTY.sub(b"null", block)
 
 

@@ -61,7 +61,7 @@ class DeclaredColumns(Reader):
 
 
 class TopicSource(Source):
-    """Source with the columns of a topic in place of files. It yields no rows.
+    """Source with the columns of a topic instead of files. It yields no rows.
 
     Args:
         dataset: a dataset whose uri is a topic.
@@ -126,7 +126,7 @@ class SegmentRows:
         self._kafka = KafkaTopic(dataset.uri, dataset.messages, follow, note)
         self._format = format_of(dataset.messages)
         self._filter = None if dataset.filter is None else RowFilter(dataset.filter)
-        # Names the topic in error messages, in the place of a file.
+        # Names the topic in error messages, instead of a file.
         self._file = SourceFile(Path(self._kafka.topic))
 
     def close(self) -> None:
