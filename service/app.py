@@ -229,7 +229,7 @@ async def _finish_erasures(database: Database, store: Store) -> None:
 
 
 def _make_home(settings: Settings) -> None:
-    """Create the home directory, or revoke other users' access to it, since it holds vectors and ids of all tenants."""
+    """Create EVENKEEL_HOME, or revoke other users' access to it, since it holds vectors and ids of all tenants."""
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if modes.is_open(settings.home):
         modes.close(settings.home)
@@ -237,7 +237,7 @@ def _make_home(settings: Settings) -> None:
 
 
 async def _try_start(settings: Settings) -> None:
-    """Prepare home, database and first key, so that an error is shown as one line instead of a server traceback."""
+    """Prepare EVENKEEL_HOME, database and first key, so that an error is shown as one line, not a server traceback."""
     _make_home(settings)
     database = Database(settings.database_url)
     try:
@@ -340,7 +340,7 @@ def serve(
             # Before the workers fork: otherwise pyarrow imports pandas in each of them, with its first array.
             importlib.import_module("pandas")
         # A full garbage collection takes a tenth of a second, in which no request is answered. The objects of modules
-        # and routes live as long as the process: freezing excludes them from collections, and workers go on sharing
+        # and routes live as long as the process: freezing excludes them from collections, and workers continue sharing
         # their memory.
         gc.collect()
         gc.freeze()

@@ -41,7 +41,7 @@ def add_root(directory: Directory) -> None:
 
 @roots.command("remove")
 def remove_root(directory: Directory) -> None:
-    """Withdraw a folder that was added; jobs that run go on."""
+    """Withdraw a folder that was added; jobs that run continue."""
     from service.core import added_roots
 
     settings, real = _settings(), Path(os.path.realpath(directory))

@@ -123,8 +123,8 @@ class Client(JobCalls, VectorCalls):
     def erase(self, collection: str, ids: Any, reason: str, *, users: bool = False) -> Json:
         """Remove the rows of ids from every kept version; return {"versions": those rewritten, "rows": rows removed}.
 
-        The ids, a list or any kind of array, tensor or series, stay out until ``readmit``. They are ids of items, or
-        with ``users`` of users.
+        The ids, a list or any kind of array, tensor or series, stay out until ``readmit``. They are item ids, or user
+        ids if ``users`` is True.
         """
         body = {"ids": ids_of(ids), "reason": reason, **({"part": "users"} if users else {})}
         return self.json("POST", f"/collections/{part(collection)}/erase", json=body)

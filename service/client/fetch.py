@@ -67,15 +67,15 @@ class VectorCalls(Session):
     def layer(
         self, name: str, version: str = "current", *, format: str = "safetensors", takes: str = "published"
     ) -> bytes:
-        """Return a view's frontend layer as a file, with the view in its metadata.
+        """Return the file of a view's layer for models, with the view in its metadata.
 
         Args:
             name: The view.
             version: The version that the layer belongs to.
             format: ``safetensors`` (tensor ``frequencies`` U [m, d], for
                 ``embeddings.rff.torch_module.RandomFourierLayer.load``) or ``onnx`` (``h`` [batch, d] to ``phi``).
-            takes: The input of the layer: ``published`` for published vectors, ``model`` for raw vectors of the model
-                behind the version. With ``model``, U includes the version's alignment.
+            takes: The input of the layer: ``published`` for published vectors, ``model`` for raw vectors of the
+                version's model. With ``model``, U includes the version's alignment.
 
         Raises:
             ValueError: ``format`` is neither of these.
@@ -126,14 +126,14 @@ class VectorCalls(Session):
     ) -> Json:
         """Return the ``k`` items of highest score for each user, by the model of the version.
 
-        Many users are asked for in several requests, all of the version that answered the first one.
+        Many users are sent in several requests, all for the version that answered the first one.
 
         Args:
             collection: A collection whose job publishes users.
             users: Ids of users: a list, or any kind of array, tensor or series.
             k: Largest number of items for each user, at most 1,000.
-            features: In the place of ``users``: a list of mappings from features to an id or a list of ids.
-            histories: In the place of ``users``: a list of lists of ids of items, oldest first.
+            features: Instead of ``users``: a list of mappings from features to an id or a list of ids.
+            histories: Instead of ``users``: a list of lists of ids of items, oldest first.
             exclude: Ids of items that no user gets.
             exclude_seen: True to leave out the items that the user had in training, or that are in the history.
             filter: Columns of the item table, and values: items have one of them in each of the columns.
@@ -267,7 +267,7 @@ def _is_many(value: Any) -> bool:
 
 
 def _blocks(queries: list[Any], most: int, most_values: int) -> Iterator[list[Any]]:
-    """Yield the queries in blocks of at most ``most``, each with at most ``most_values`` values, one at least."""
+    """Yield blocks of 1 to ``most`` queries, with at most ``most_values`` values in a block of several."""
     block: list[Any] = []
     values = 0
     for query in queries:

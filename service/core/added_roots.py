@@ -43,7 +43,7 @@ def read(home: Path) -> tuple[Path, ...]:
 
 
 def write(home: Path, roots: Iterable[Path]) -> None:
-    """Replace the added roots, in a file for the owner of the home alone, or its group if shared.
+    """Replace the added roots, in a file that only the owner of EVENKEEL_HOME may read, or its group if shared.
 
     Raises:
         OSError: The file cannot be written.

@@ -85,7 +85,7 @@ class Database:
         # On PostgreSQL each statement sees its own snapshot, in a transaction or not. Reads use none, which saves the
         # round trips of BEGIN and ROLLBACK.
         self._reads = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        # Within one process writers queue here; SQLite's own busy handler sleeps and is not fair.
+        # Writers of one process queue here; SQLite's own busy handler sleeps and is not fair.
         self._writers: asyncio.Lock | nullcontext[None] = asyncio.Lock() if self.is_sqlite else nullcontext()
         if self.is_sqlite:
             event.listen(self.engine.sync_engine, "connect", _set_pragmas)

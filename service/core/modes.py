@@ -1,6 +1,6 @@
-"""Access rights of the service's files: for their owner, and for a group with which the home is shared on purpose.
+"""Access rights of the service's files: for their owner, and for a group that EVENKEEL_HOME is shared with on purpose.
 
-A home with the setgid bit is shared with a group, as Kubernetes sets up a volume with ``fsGroup``.
+A home directory with the setgid bit is shared with a group, as Kubernetes sets up a volume with ``fsGroup``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ log = logging.getLogger("evenkeel")
 
 
 def umask_for(home: Path) -> int:
-    """Return the umask of a service with that home: 0077, or 0007 if the home is shared with a group."""
+    """Return the umask of a service with this EVENKEEL_HOME: 0077, or 0007 if it is shared with a group."""
     return 0o007 if home.is_dir() and os.stat(home).st_mode & stat.S_ISGID else 0o077
 
 

@@ -75,7 +75,7 @@ def _no_column(field: str, column: str, uri: str, columns: Iterable[str]) -> Fie
 
 
 def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
-    """Yield (field, column) for each column of the main file that the dataset names, if only by a feature's name."""
+    """Yield (field, column) for each column of the main file that the dataset names, also by a feature's name alone."""
 
     def column_of(name: str) -> str:
         feature = spec.features.get(name)

@@ -17,7 +17,7 @@ def summary(collection: Collection) -> dict[str, Any]:
 
     Its ``held`` describes the versions held since the current version last changed: their number, the time of the
     first, and their names. ``max_held`` of them raise an alert. ``diagnosis`` is the diagnosis of the newest.
-    ``quality`` is the held-out metric of the current version's model, beside that of the version before.
+    ``quality`` is the held-out metric of the current version's model, and that of the previous version.
     ``proposed_canary`` is a sentence that proposes a canary, None if there is one or nothing to propose. ``sinks`` are
     the databases that get each version, with the seconds by which they are behind.
     """

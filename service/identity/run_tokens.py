@@ -45,7 +45,7 @@ def issue(home: Path, run_id: str, attempt: int, lease: str) -> str:
 
 
 def read(home: Path, token: str) -> Claim | None:
-    """Return the content of a token; None if this home did not issue it or it has expired."""
+    """Return the content of a token; None if this EVENKEEL_HOME did not issue it or it has expired."""
     payload, _, signature = token.removeprefix(PREFIX).rpartition(".")
     if not token.startswith(PREFIX) or not token.isascii() or not payload:
         return None
@@ -72,7 +72,7 @@ def _signature(home: Path, payload: str) -> str:
 
 
 def _secret(home: Path) -> bytes:
-    """Return the home's signing secret, which the first process that needs it creates."""
+    """Return the signing secret of EVENKEEL_HOME, which the first process that needs it creates."""
     path = home / SECRET_FILE
     while True:
         try:

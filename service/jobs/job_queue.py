@@ -28,7 +28,7 @@ log = logging.getLogger("evenkeel.runner")
 
 
 class JobQueue:
-    """Claims the queued jobs of this home, in order, when there is room for them."""
+    """Claims the queued jobs of this EVENKEEL_HOME, in order, when there is room for them."""
 
     def __init__(self, context: RunnerContext):
         self._context = context

@@ -88,7 +88,7 @@ def _held(job_id: str) -> sa.Select[Any]:
 async def refuse_too_many(database: Database, connection: AsyncConnection, settings: Settings, tenant: str) -> None:
     """Check that the tenant may have one more job.
 
-    From this call on, other transactions that call this wait for the end of this one: two could count the same number.
+    Other transactions that call this then wait for the end of this one, so that no two count the same number of jobs.
 
     Raises:
         Problem: 409 if one more job would exceed the tenant's limit.
@@ -196,7 +196,7 @@ async def change(connection: AsyncConnection, row: JobRow, **values: Any) -> Non
 def with_attempt(
     attempts: list[dict[str, Any]] | None, attempt: int, workers: int, because: str | None
 ) -> list[dict[str, Any]]:
-    """Return the last MAX_ATTEMPTS of ``attempts`` after adding ``attempt``, or replacing it if it is there already."""
+    """Return the last MAX_ATTEMPTS of ``attempts`` after adding ``attempt``, or replacing it if it is in the list."""
     earlier = [other for other in attempts or [] if other["attempt"] != attempt]
     return [*earlier, {"attempt": attempt, "workers": workers, "because": because}][-MAX_ATTEMPTS:]
 
@@ -304,8 +304,8 @@ async def retry(connection: AsyncConnection, job_id: str) -> JobRow:
 async def starts(connection: AsyncConnection) -> set[str]:
     """Return the jobs named by ``init_from`` of a schedule or of a job that has not ended.
 
-    For a job that this transaction has locked, the answer holds until its end: a transaction that names a job locks it
-    too (:func:`check_start`).
+    For a job that this transaction has locked, the answer stays true until the transaction ends: another transaction
+    that names the job locks it too (:func:`check_start`).
     """
     waiting = sa.select(tables.job.c.spec).where(tables.job.c.state.not_in(TERMINAL))
     specs = [*await connection.scalars(waiting), *await connection.scalars(sa.select(tables.schedule.c.job))]

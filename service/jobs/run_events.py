@@ -217,7 +217,7 @@ async def died(
 
 
 def unreported(run_dir: Path, launched_at: datetime.datetime | None, exit_code: int | None) -> dict[str, str]:
-    """Return the error for an attempt that ended without a report; ``exit_code``: as its executor tells, if it does."""
+    """Return the error for an attempt that ended without a report; ``exit_code``: the executor's, if known."""
     last_line = _last_line(run_dir, launched_at)
     if exit_code == EXIT_ENVIRONMENT:
         return {

@@ -47,7 +47,7 @@ class Runner:
 
     @property
     def home_id(self) -> str:
-        """The id of the home if this runner holds its lock, else an empty text."""
+        """The id of EVENKEEL_HOME if this runner holds its lock, else an empty text."""
         return self._context.home_id
 
     async def run(self, health: TaskHealth, on_error: Callable[[], None] = lambda: None) -> None:
@@ -74,7 +74,7 @@ class Runner:
             self.close()
 
     def acquire(self) -> bool:
-        """Take the home's lock if it is free, and return True if this runner is now the active one."""
+        """Take the lock of EVENKEEL_HOME if it is free, and return True if this runner is now the active one."""
         if self._lock.held:
             return True
         if not self._lock.acquire():
@@ -90,7 +90,7 @@ class Runner:
         self._lock.release()
 
     async def round(self) -> bool:
-        """Advance each active job of this home by one step, then claim queued jobs; return True if any was claimed."""
+        """Advance each active job of EVENKEEL_HOME by a step, and claim queued jobs; return True if any was claimed."""
         async with self._context.database.read() as connection:
             job = tables.job
             ours = sa.and_(job.c.home_id == self._context.home_id, job.c.released.is_(False))

@@ -22,7 +22,7 @@ log = logging.getLogger("evenkeel.runner")
 
 @dataclass
 class RunnerContext:
-    """The runner's database, settings, store and executor; ``home_id`` is empty until it holds the home's lock."""
+    """The runner's database, settings, store and executor; ``home_id`` is empty until it holds the lock."""
 
     database: Database
     settings: Settings
@@ -94,7 +94,7 @@ class HomeLock:
 
 
 def read_home_id(home: Path) -> str | None:
-    """Return the id of the home; None if no job has run under it."""
+    """Return the id of EVENKEEL_HOME; None if no job has run under it."""
     try:
         return (home / "home.id").read_text("ascii").strip()
     except FileNotFoundError:
@@ -102,7 +102,7 @@ def read_home_id(home: Path) -> str | None:
 
 
 def home_id(home: Path) -> str:
-    """Return the id of the home, created if needed; it stays the same wherever the directory is mounted."""
+    """Return the id of EVENKEEL_HOME, created if needed; it stays the same wherever the directory is mounted."""
     identifier = read_home_id(home)
     if identifier is None:
         identifier = tables.new_id("home")

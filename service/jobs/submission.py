@@ -365,7 +365,7 @@ def _workers(row: JobRow) -> rundir.Workers | None:
 
 
 def _report(settings: Settings, row: JobRow) -> rundir.Report | None:
-    """Return address and token for a run that reports events over HTTP; None if it shares this home's directories."""
+    """Return address and token for a run that reports events over HTTP; None if it shares EVENKEEL_HOME."""
     if settings.internal_url is None:
         return None
     assert row["lease"] is not None

@@ -39,7 +39,7 @@ def check_locations() -> Iterator[Check]:
 
 
 def check_modes(settings: Settings) -> Iterator[Check]:
-    """Check that other users can enter neither the home nor the directory of the feature store."""
+    """Check that other users can enter neither EVENKEEL_HOME nor the directory of the feature store."""
     for directory in {settings.home, Path(settings.store_url)}:
         inside = directory != settings.home and directory.is_relative_to(settings.home)
         if not inside and directory.is_dir() and modes.is_open(directory):

@@ -1,9 +1,9 @@
 """Removal of old data, once a day: ended jobs, their logs, checkpoints and events, firings, idempotency keys, sessions.
 
 If several processes share a database or EVENKEEL_HOME, the one that claims the day's row in table ``sweep`` does the
-sweep. One sweep removes rows that belong to no home; each home has a sweep of its own for data of its jobs. A
-checkpoint stays, however old, while something could start from it: a version that is kept, a job that waits or runs, a
-schedule (docs/adr/0027-schedules-and-clocks.md).
+sweep. One sweep removes rows that belong to no EVENKEEL_HOME; each EVENKEEL_HOME has its own sweep for data of its
+jobs. A checkpoint stays, however old, while a kept version, an unended job or a schedule may need it
+(docs/adr/0027-schedules-and-clocks.md).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _recent(began: datetime.datetime | None, now: datetime.datetime) -> bool:
 
 
 async def sweep_rows(database: Database, settings: Settings, now: datetime.datetime, dry_run: bool = False) -> Swept:
-    """Remove rows that belong to no home: firings, events of ended jobs except states, idempotency keys, sessions."""
+    """Remove rows of no EVENKEEL_HOME: firings, ended jobs' events except states, idempotency keys, sessions."""
     days = settings.retention
     event, firing, job = tables.job_event, tables.firing, tables.job
     ended = sa.select(job.c.id).where(job.c.state.in_(TERMINAL), job.c.finished_at < _before(now, days.events))
@@ -155,7 +155,7 @@ async def sweep_rows(database: Database, settings: Settings, now: datetime.datet
 async def sweep_home(
     database: Database, settings: Settings, store: Store, home: str, now: datetime.datetime, dry_run: bool = False
 ) -> Swept:
-    """Remove the data of ended jobs under this home, and the jobs' rows, as their retention periods end.
+    """Remove the data of ended jobs under this EVENKEEL_HOME, and the jobs' rows, when their retention periods end.
 
     Raises:
         StoreError: A collection cannot be read, so it is unknown which checkpoints are still needed.

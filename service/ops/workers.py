@@ -40,7 +40,7 @@ def run(num_workers: int, work: Callable[[], int]) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
-    # The garbage collector does not touch frozen objects, so workers go on sharing their memory.
+    # The garbage collector does not touch frozen objects, so workers continue sharing their memory.
     gc.collect()
     gc.freeze()
     before = {number: signal.signal(number, stop) for number in SIGNALS}

@@ -115,7 +115,7 @@ def charts_of(job: dict[str, Any]) -> list[dict[str, Any]]:
 def figures_of(job: dict[str, Any]) -> dict[str, Any]:
     """Return the job's metrics as tables: ``columns`` and ``cells`` by epoch, ``calibrations`` and ``buckets``.
 
-    ``best`` is the best epoch by validation, as its cell has it; empty without one.
+    ``best`` is the best epoch by validation, as its cell shows it; empty without one.
     """
     columns = ["epoch", "split", *(name for metric in job["metrics"] for name in metric if not is_table(name))]
     columns = list(dict.fromkeys(columns))

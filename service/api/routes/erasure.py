@@ -28,7 +28,7 @@ _threads = ThreadPoolExecutor(4, thread_name_prefix="erasure")
 class Ids(BaseModel):
     """The ids to erase and the reason. The reason is kept; the ids are kept only as hashes.
 
-    ``part``: items, or users whom a job has published beside its items.
+    ``part``: items, or users whom a job has published with its items.
     """
 
     model_config = ConfigDict(extra="forbid")

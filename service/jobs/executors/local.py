@@ -16,7 +16,7 @@ from trainer.runs.warm_pool import WarmPool
 class LocalRuns(Executor):
     """Executor of runs on this host; their ranks join the Ray cluster of EVENKEEL_RAY_ADDRESS, if that is set.
 
-    ``command``, followed by ``--run-dir D``, is run in place of a training, each time as a new process. A training
+    ``command``, followed by ``--run-dir D``, is run instead of a training, each time as a new process. A training
     itself is forked from a process that has its imports loaded.
     """
 

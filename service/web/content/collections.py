@@ -48,7 +48,7 @@ def describe(collection: Collection, *, all_versions: bool = False) -> dict[str,
 
 
 def grown(manifests: Mapping[str, Mapping[str, Any]], version: str | None) -> str:
-    """Return in words by how many items a version differs from its parent; empty if the parent is not there."""
+    """Return in words by how many items a version differs from its parent; empty without a parent."""
     served = manifests.get(version or "", {})
     parent = manifests.get(served.get("parent") or "")
     if parent is None:

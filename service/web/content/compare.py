@@ -53,7 +53,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
 
 
 def _publishes(path: str) -> bool:
-    """Return True for a field of ``publish``: a job that publishes has dozens of them that one without it lacks."""
+    """Return True for a field of ``publish``: a job that publishes has dozens of such fields, another job none."""
     return path.partition(".")[0] == "publish"
 
 

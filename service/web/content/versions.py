@@ -63,7 +63,7 @@ def _compared(request: DashboardRequest) -> dict[str, Any]:
 
 
 def _served(collection: Collection, names: list[str]) -> str:
-    """Return the served version, or the newest version if the served one has no earlier usable version."""
+    """Return the served version if it is usable and not the first usable one, else the newest usable version."""
     current = collection.current()
     return current if current in names[1:] else names[-1]
 
