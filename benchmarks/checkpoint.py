@@ -1,11 +1,11 @@
-"""Time of a checkpoint: saving it, saving it in the background, loading it, loading it in another plan.
+"""Time of a checkpoint: saving it, saving it in the background, loading it, loading it with another sharding plan.
 
 One table with Adam's state, of which two ranks hold half of the rows each; one process simulates both. The peer is
 torch.distributed.checkpoint (DCP) with the same tensors, fsynced as ours are; only ours also writes and checks a
 sha256 for every file. For ``async_save`` ``stall_seconds`` is the time that holds training up, and ``seconds`` is the
-time until the checkpoint is on disk. ``load`` and ``reshard`` fill the tables of the same plan and of a column-wise one
-from files in the page cache, ``load`` after a verification of every byte (``verify_seconds``). DCP can't reshard plain
-tensors, so the peer of ``reshard`` is a load in the same plan, both without verification.
+time until the checkpoint is on disk. From files in the page cache, ``load`` fills tables of the same plan, after it has
+verified every byte (``verify_seconds``), and ``reshard`` tables of a column-wise plan. DCP can't reshard plain tensors,
+so the peer of ``reshard`` is a load in the same plan, both without verification.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The control plane while a run trains: lists of jobs, vectors under load, start, memory, import.
 
-``python -m benchmarks.control_plane`` creates a home of its own, and trains in it while it measures. It prints a JSON
-line for each case. ``--pace 0 3 10`` instead gives the ranks each of these nicenesses in turn. It measures the seconds
-of a job while busy loops run, and lists of jobs while a job of two ranks trains.
+``python -m benchmarks.control_plane`` creates its own EVENKEEL_HOME, and trains in it while it measures. It prints a
+JSON line for each case. ``--pace 0 3 10`` instead gives the ranks each of these nicenesses in turn. It measures the
+seconds of a job while busy loops run, and lists of jobs while a job of two ranks trains.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def timed(call: Callable[[], httpx.Response]) -> float:
 
 
 def imports() -> None:
-    """Measure the wall time of an import in a fresh interpreter, less the interpreter's own."""
+    """Measure the wall time of an import in a fresh interpreter, less that of the interpreter alone."""
 
     def once(statement: str) -> float:
         begun = time.perf_counter()
@@ -105,7 +105,7 @@ def imports() -> None:
 
 
 def first_job(folder: Path) -> None:
-    """Measure the time from an empty home to the first job accepted."""
+    """Measure the time from an empty EVENKEEL_HOME to the first accepted job."""
     begun = time.monotonic()
     with serving(folder / "home") as (url, key, _):
         http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)

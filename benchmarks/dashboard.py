@@ -1,7 +1,7 @@
 """Pages of the dashboard with 10,000 jobs: the service's response time, and a browser's first paint.
 
-``python -m benchmarks.dashboard`` prints a JSON line for each page, with ``first_paint_ms`` where chromium and
-playwright are there. Nothing trains beside it.
+``python -m benchmarks.dashboard`` prints a JSON line for each page, with ``first_paint_ms`` if chromium and playwright
+are installed. Nothing trains beside it.
 """
 
 from __future__ import annotations

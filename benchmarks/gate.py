@@ -86,13 +86,13 @@ def news(data: Path, folder: Path) -> Rows:
 
 
 def ml1m(data: Path, folder: Path) -> Rows:
-    """Return the ratings of at least 4 of MovieLens-1M that have times, in 16 days of as many rows."""
+    """Return MovieLens-1M's ratings of at least 4 that have times, in 16 days of equally many rows."""
     rows = _ratings(data)
     return _equal_days({name: column[rows["other"] >= 4] for name, column in rows.items()})
 
 
 def ratings(data: Path, folder: Path) -> Rows:
-    """Return all ratings of MovieLens-1M that have times, in 16 days of as many rows; label: at least 4."""
+    """Return all ratings of MovieLens-1M that have times, in 16 days of equally many rows; label: at least 4."""
     rows, users = _ratings(data), pq.read_table(data / "ml1m_users.parquet", columns=["user", "gender", "age"])
     order = np.argsort(users["user"].to_numpy())
     of_row = order[np.searchsorted(users["user"].to_numpy(), rows["user"], sorter=order)]
@@ -109,7 +109,7 @@ def _ratings(data: Path) -> Rows:
 
 
 def sports(data: Path, folder: Path) -> Rows:
-    """Return the purchases of amazon_sports in 16 days of as many rows, each user's in order."""
+    """Return the purchases of amazon_sports in 16 days of equally many rows, each user's in order."""
     table = pq.read_table(data / "amazon_sports.parquet")
     user, item, place = (table[name].to_numpy() for name in ("user", "item", "pos"))
     lengths = np.bincount(np.unique(user, return_inverse=True)[1])[np.unique(user, return_inverse=True)[1]]
@@ -160,7 +160,7 @@ class Fault:
     """A fault of the rows of a window, of the job that trains on them, or of the vectors' norms.
 
     ``rows``: (rows, flags of the last day, generator) -> rows; ``job``: fields that change; ``cold``: no warm start;
-    ``item``: column behind the item; ``norms``: the share of the items whose norms are 1.5 times as large;
+    ``item``: column read as the item; ``norms``: the share of the items whose norms are 1.5 times as large;
     ``labelled``: True for logs with labels alone, False for logs of clicks alone.
     """
 

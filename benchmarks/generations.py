@@ -8,7 +8,8 @@ refreshes follow, each a warm epoch on its own nine tenths of the rows, with a p
 of 32 columns with another seed begins generation 3, whose map to generation 1 goes through generation 2. The gate holds
 both changes, and they are promoted, as an operator does. A canary of genres judges the maps.
 
-Exponential views of several dims are published too, whose consumers read on under the plain name, without a map.
+Exponential views of several dims are published too; their consumers keep reading them by their plain name, without a
+map.
 
 Consumers: ``genres``, a logistic regression of a movie's first genre from the vectors; ``genres_rff``, the same from
 the default view; ``ratings``, a ridge regression of a movie's mean rating from the vectors. Scores are accuracy, and
@@ -90,7 +91,7 @@ class Movies:
         self.fitted = liked & ~self.held_out
 
     def rows(self, tables: ItemTables, day: int) -> Path:
-        """Return the rows of a day: nine tenths of those whose movie is there by then."""
+        """Return the rows of a day: nine tenths of those whose movie exists by then."""
         absent = np.concatenate([np.empty(0, self.ids.dtype), *self.later[day:]])
         keep = ~np.isin(self._items, absent) & (np.random.default_rng(100 + day).random(len(self._items)) < 0.9)
         return tables.rows(f"day-{day}", keep)

@@ -115,7 +115,7 @@ def assign(peer: str, growth: IdMapSettings, steps: int, iterations: int) -> Non
 
 
 def means(times: np.ndarray) -> dict[str, float]:
-    """Return the means of both contestants in milliseconds: some steps make room for others."""
+    """Return the mean milliseconds of both; medians would miss the few steps that make room for later ones."""
     ours, theirs = times.mean(axis=0)
     return {"ours_mean_ms": round(float(ours), 4), "peer_mean_ms": round(float(theirs), 4)}
 

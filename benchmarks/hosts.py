@@ -4,7 +4,7 @@ Hosts are namespaces of this machine that a pair of virtual links and a bridge c
 iproute2), so both share its processor, and a link costs only copies or, with a limit of ``tc``, its rate. Run from a
 checkout. Each line has the milliseconds of a step of case ``ranks`` of benchmarks.scaling with its plan: 2 ranks of a
 thread each, all groups alive, in turns. ``sent_bytes`` is what a host's link counted in a step, headers included,
-``wire_ms`` what these take at the limit.
+``wire_ms`` the time that these bytes take at the limit.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     python -m benchmarks.news_days [--data DIR] [--full] [--seeds 0 1] [--days N] [--a-day 8]
 
 The job and the refresh are those of :mod:`benchmarks.gate`: BPR of 16 columns on the last three days of news_quarter,
-of which an article lives for about two. All ways have the same first version, trained on the first three days; then
+in which an article lives for about two days. All ways have the same first version, trained on the first three days;
+then
 
 ===================  ================================================================================================
 daily                a warm refresh at midnight, all else by default

@@ -1,4 +1,4 @@
-"""Top items for users of MovieLens-1M over five warm refreshes: served lists beside the job's own, and their latency.
+"""Top items for MovieLens-1M's users over five warm refreshes: served lists against the job's own, and latency.
 
     python -m benchmarks.recommend [SPEC ...] [--full] [--rows FILE] [--refreshes 5] [--epochs 2] [--folder DIR]
     python -m benchmarks.recommend --http
@@ -8,8 +8,8 @@ Each spec's job is trained, and refreshed from the day before with another seed,
 rows. ``ema`` is the average of the spec, or none. Lists leave out what the user had in training.
 One JSON line per spec, average and day:
 
-- ``overlap``: mean share of a user's own top 20 that is served, the job's own being computed from the unrotated,
-  unaveraged vectors of its checkpoint;
+- ``overlap``: mean share of the job's own top 20 for a user that is served; own lists are computed from the unrotated,
+  unaveraged vectors of the job's checkpoint;
 - ``relevant``, ``own_relevant``: mean recall@20 of held-out positives in the served lists, and in the job's own;
 - ``retained``: relevant / own_relevant.
 
@@ -94,7 +94,7 @@ def trained(folder: Path, job: JobSpec, dataset: DatasetSpec, day: int, before: 
 
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """The job's own scores, from its checkpoint: users and items as keys, and a user's positions of seen items."""
+    """The job's own scores, from its checkpoint: users and items as keys, and positions of each user's seen items."""
 
     users: Array
     items: Array

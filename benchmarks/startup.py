@@ -5,8 +5,8 @@ temporary home gets one job at a time through its REST interface: BPR of dim 32 
 items, which is published. Cases: ``cold``, the first job after the service's start; ``warm``, the same job again;
 ``refresh``, a scheduled job a day later that starts from the previous version; ``train``, the same job by
 ``evenkeel train``, without a service.
-With an address, ranks join that Ray cluster (``ray start --head``; RAY_AUTH_TOKEN is its token). One JSON line each
-time; ``parts`` are the seconds of each phase, by the run's own events: see :func:`parts_of`.
+With an address, ranks join that Ray cluster (``ray start --head``; RAY_AUTH_TOKEN is its token). One JSON line per job;
+``parts`` are the seconds of each phase, by the run's own events: see :func:`parts_of`.
 """
 
 from __future__ import annotations

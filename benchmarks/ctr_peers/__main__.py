@@ -1,16 +1,16 @@
 """Our DNN, DCNv2 and DeepFM compared with DeepCTR-Torch and with TorchRec's fused rowwise Adagrad.
 
-``.venv/bin/pip install --no-deps deepctr-torch==0.3.0`` (extra ``bench``; left out, so is that peer), then
+``.venv/bin/pip install --no-deps deepctr-torch==0.3.0`` (extra ``bench``; without it that peer is left out), then
 ``python -m benchmarks.ctr_peers auc [--out lines.jsonl]`` and ``python -m benchmarks.ctr_peers speed``. Same rows,
 vocabularies, split, dimension, tower, batch size and epochs for all; ours is a job of ``trainer.launch.in_process``, as
 ``evenkeel train`` runs it, with AdamAR and its whole state, and for ``auc`` also with the peers' optimizers, Adam and
 rowwise Adagrad. The files of the peers (deepctr, torchrec) describe how each is run, and speed how steps are timed.
 
 ``auc``: each library's learning rate is chosen on the *validation* split with seed 0, by hill climbing on a grid of
-half decades from the middle until both neighbours are worse; then seeds 0 .. N-1, each at its own best validation
-epoch, and the test AUC of that epoch. Seeds have their own order and initial values, and one split. ``speed``: steps
-of ours with three optimizers and of TorchRec in one process, on the same batches in turn. Needs 9 GB of memory.
-One JSON line for each training or contestant, a table, and the goals as PASS or FAIL; exit code 1 if one fails.
+half decades from the middle until both neighbours are worse; then seeds 0 .. N-1 are trained, and the test AUC is that
+of each seed's best validation epoch. Seeds differ in order and initial values, and share one split. ``speed``: steps of
+ours with three optimizers and of TorchRec in one process, on the same batches in turn. Needs 9 GB of memory. One JSON
+line for each training or contestant, a table, and the goals as PASS or FAIL; exit code 1 if one fails.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _key(line: Line) -> tuple[Any, ...]:
 
 
 def auc_verdicts(lines: Sequence[Line]) -> list[Condition]:
-    """Compare ours with each peer: not below by more than noise, twice the standard error of the seeds' differences."""
+    """Check that ours is not below a peer by more than noise: twice the standard error of the seeds' differences."""
     found = []
     for task, model in _cases(lines):
         ours = _test_aucs(lines, task, model, OURS)

@@ -3,7 +3,7 @@
 Input is what its ``fit`` takes, an array for each feature, lists padded with 0. Settings are its defaults (initial
 values, L2 of 1e-5 on embeddings), but for tower, dimension and learning rate, which all libraries share, and for the
 first-order weights of its WDL and DCN, which are left out: WDL is then its DNN, and DCN with a matrix DCNv2 in
-parallel. It trains dense gradients; there is no other form. ``verbose=0`` and no metrics while it trains make it
+parallel. It trains with dense gradients alone. ``verbose=0`` and no metrics while it trains make it
 fastest: with the defaults of its examples it computes an AUC and updates a progress bar at each step.
 """
 
@@ -76,7 +76,7 @@ def _feature_columns(inputs: Any, dim: int, data: PreparedData) -> list[Any]:
 
 
 def padded(column: Jagged | npt.NDArray[np.int32], length: int | None = None) -> npt.NDArray[np.int32]:
-    """Return lists as rows [n, longest], or [n, ``length``], padded with 0 behind; single ids as they are."""
+    """Return lists as rows [n, longest], or [n, ``length``], padded with 0 at the end; single ids as they are."""
     if not isinstance(column, Jagged):
         return np.asarray(column)
     lengths = column.lengths

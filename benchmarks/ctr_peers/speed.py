@@ -2,9 +2,9 @@
 
 Ours are trainers of jobs: the time is that of their ``train_step``, which the loop calls. TorchRec has rowwise Adagrad,
 which is compared first: FBGEMM has no Adam on CPUs. Its dense part runs layer by layer in plain torch, as its users
-write it, and in one row more as ours does. Batches are made before, and given to all once untimed, so that the rows
-that are timed were touched; AdamAR has left its first steps. A ratio is the median over batches of ours / TorchRec's
-time of the same batch, below 1 if ours is faster. If other work shares the machine, take that of the processor times.
+write it, and in a further contestant as ours does. Batches are made beforehand and given to all once, untimed: so timed
+rows were touched before, and AdamAR is past its first steps. A ratio is the median over batches of ours / TorchRec's
+time of the same batch, below 1 if ours is faster. If other work shares the machine, use the ratio of processor times.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def compare_speed(
         for line in _compared(task, model, threads, iterations, place, data):
             place.tell(line)
             yield line
-        # The methods that laps are around hold tables in circles.
+        # The timed methods hold tables in reference cycles.
         gc.collect()
 
 

@@ -4,7 +4,7 @@ It is TorchRec's EmbeddingBagCollection under DistributedModelParallel, and a pl
 planner place the tables (one rank, whole, the fused kernel on the CPU). The modules of the dense part are ours, so
 that only the tables, their optimizer and the loop differ; torch's fused Adam trains it, and memory is kept as ours
 keeps it. There is no DistributedDataParallel around it, which one rank does not need. FBGEMM needs a multiple of four
-columns: DeepFM's rows of 17 are 20 here, 3 unused.
+columns: DeepFM's rows of 17 columns have 20 here, 3 of them unused.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def built(task: Task, model: str, seed: int, learning_rate: float, data: Prepare
     spec = parse_model(fields | more)
     columns = spec.table_columns("")
     width = -(-columns // 4) * 4
-    # Unused columns, whose gradient is 0, lower the mean of squares that the rate is divided by the root of.
+    # Unused columns, whose gradient is 0, lower the mean square, whose root divides the rate.
     rate = learning_rate * math.sqrt(columns / width)
     tables: nn.Module = EmbeddingBagCollection(tables=_tables(data, width), device=torch.device("meta"))
     if width != columns:

@@ -63,7 +63,7 @@ class Report:
         self.path.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
 
     def add(self, stage: str, lines: Callable[[], Iterable[dict[str, Any]]]) -> None:
-        """Run a part of a stage; record a failure and go on with the next part."""
+        """Run a part of a stage; record a failure and continue with the next part."""
         outcomes = self.found["stages"]
         try:
             for one in lines():

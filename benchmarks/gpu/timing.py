@@ -48,7 +48,7 @@ def interleave(
 ) -> dict[str, Times]:
     """Return the times of each contestant; the first rounds are not timed.
 
-    A round is all inputs one after the other. The GPU waits until all of them are queued, so that the time between two
+    A round times all inputs in turn. The GPU waits until all of them are queued, so that the time between two
     events is the GPU's alone, as in a training step whose kernels the host has queued; it includes the waits of a
     contestant that waits for the GPU itself. ``prepare`` turns an input, untimed, into the argument of a contestant.
     """

@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 
 
 def plan_of(options: Any) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Yield (name, check) of each check that was asked for."""
+    """Yield (name, check) of each requested check."""
     if "one_rank" in options.only:
         for process_group in ("gloo", "nccl") if options.where.type == "cuda" else ("gloo",):
             yield f"one_rank {process_group}", partial(one_rank, options, process_group)

@@ -64,7 +64,7 @@ class Model(nn.Module):
         torch.manual_seed(7)
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise((width, *hidden)):
-            # A smooth activation: at a kink the last bit of a sum would decide if a unit has a gradient.
+            # A smooth activation: at a kink the last bit of a sum would decide whether a unit has a gradient.
             layers += [nn.Linear(before, after), nn.SiLU()]
         self.net = nn.Sequential(*layers, nn.Linear((width, *hidden)[-1], 1)).to(device)
 

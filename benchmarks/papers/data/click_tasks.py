@@ -39,7 +39,7 @@ def click_tasks(data: Path, rows: Path) -> dict[str, ClickTask]:
 
 
 def write_click_log(rows: Path, log: ClickLog = LOG) -> None:
-    """Write ``clicklog/`` under ``rows``, once."""
+    """Write ``clicklog/`` under ``rows``, unless it exists."""
     if not (rows / "clicklog").exists():
         rows.mkdir(parents=True, exist_ok=True)
         with appearing(rows / "clicklog", durable=False) as temporary:

@@ -17,7 +17,7 @@ LOG = ClickLog(num_rows=12_000, num_days=3, seed=0)
 
 
 def write_quick_data(folder: Path) -> None:
-    """Write ``clicklog/`` under ``folder``, once."""
+    """Write ``clicklog/`` under ``folder``, unless it exists."""
     write_click_log(folder, LOG)
 
 
@@ -28,7 +28,7 @@ TASTE_CLASSES = {item: f"taste {item % NUM_TASTES}" for item in range(NUM_TASTE_
 
 
 def write_tastes(path: Path) -> None:
-    """Write ``user``, ``item``, ``rating``, ``pos``, ``timestamp``, once.
+    """Write ``user``, ``item``, ``rating``, ``pos``, ``timestamp``, unless ``path`` exists.
 
     Nine of ten items of a user belong to one class, and the user rates items of this class higher. Each of
     NUM_TASTE_DAYS days from 1970-01-02 on has the same number of users, who take an item a minute.

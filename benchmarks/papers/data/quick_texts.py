@@ -17,7 +17,7 @@ SIDES = (0, 15, 30, NUM_WORDS)
 
 
 def write_quick_texts(folder: Path) -> None:
-    """Write ``brown.parquet`` (document, tokens), once."""
+    """Write ``brown.parquet`` (document, tokens), unless it exists."""
     path = folder / "brown.parquet"
     if path.exists():
         return
@@ -36,14 +36,14 @@ def _sentence(draw: np.random.Generator, start: int | None = None) -> list[str]:
 
 
 def write_quick_sentences(folder: Path) -> None:
-    """Write ``sentence_polarity.parquet`` (positive, tokens), once: one word in three has its sentence's polarity."""
+    """Write ``sentence_polarity.parquet`` (positive, tokens), if new: one word in three has its sentence's polarity."""
     path = folder / "sentence_polarity.parquet"
     if not path.exists():
         write_table(pa.table(_opinions(400, LENGTH, 1)), path)
 
 
 def write_quick_reviews(folder: Path) -> None:
-    """Write ``movie_reviews.parquet`` (fold, positive, tokens), once: as the sentences, twice as long."""
+    """Write ``movie_reviews.parquet`` (fold, positive, tokens), if new: like the sentences, but twice as long."""
     path = folder / "movie_reviews.parquet"
     if not path.exists():
         folds = pa.array(np.arange(100) % 10)
@@ -51,7 +51,7 @@ def write_quick_reviews(folder: Path) -> None:
 
 
 def write_quick_movies(folder: Path, genres: Mapping[int, str]) -> None:
-    """Write ``ml1m_movies.parquet`` (item, title, genres), once; one of a title's four words belongs to its class."""
+    """Write ``ml1m_movies.parquet`` (item, title, genres), if new; one of a title's four words belongs to its class."""
     path = folder / "ml1m_movies.parquet"
     if path.exists():
         return

@@ -1,4 +1,4 @@
-"""``language``: the papers' language models in small, an LSTM with dropout's methods on the Brown corpus."""
+"""``language``: small versions of the papers' language models: LSTMs with dropout methods on the Brown corpus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One changed example by kind of descent: a part of the recipe ``towers`` (Mądry's lecture, section 8, figure 7)."""
+"""Effect of one changed example, by kind of descent: for recipe ``towers`` (Mądry's lecture, section 8, figure 7)."""
 
 from __future__ import annotations
 

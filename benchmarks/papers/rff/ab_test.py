@@ -1,4 +1,4 @@
-"""Four consumers of vectors and of their features on held-out days, in place of the paper's A/B test.
+"""Four consumers of vectors and of their features on held-out days, instead of the paper's A/B test.
 
 Xu et al., section 6 and appendix F.4, figure A.5. There, four applications ranked items from h for some users and from
 phi for others. Here both rank the same rows of days that neither has seen. The vectors are trained again on the rows

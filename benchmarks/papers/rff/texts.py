@@ -177,7 +177,7 @@ def _runs(
 
 
 def _of_log(runs: Runs, movies: Path, log: Path) -> Runs:
-    """Return the runs with only the movies that somebody took, by their ids."""
+    """Return the runs with only the movies that a user took, by their ids."""
     items: Array = pq.read_table(movies, columns=["item"])["item"].to_numpy()
     taken = np.isin(items, pq.read_table(log, columns=["item"])["item"].to_numpy())
     return {

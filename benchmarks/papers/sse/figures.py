@@ -31,9 +31,9 @@ PROBABILITIES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 QUANTILES = (0.05, 0.5, 0.95)
 NUM_DRAWS = 500
 NEAR = tuple(n / 20 for n in range(41))
-"""Distances to the nearer centre, in root mean squares of the distances to the mean of all."""
+"""Distances to the nearer centre, in units of the root mean square distance to the mean of all rows."""
 EDGES = tuple(n / 4 for n in range(-8, 9))
-"""Edges of the bins along the first component, in root mean squares of the distances to the mean of all."""
+"""Edges of the bins along the first component, in units of the root mean square distance to the mean of all rows."""
 MOST_PLACES = 1000
 """Most rows that a picture shows."""
 ROUNDS = 50
@@ -63,7 +63,7 @@ def measures(run: Run) -> dict[str, Any]:
 
 
 def projected(rows: Floats) -> Floats:
-    """Return the places [n, 2] of rows [n, d] along their first two principal components.
+    """Return the coordinates [n, 2] of rows [n, d] along their first two principal components.
 
     The unit is the root mean square of the distances to the mean of all rows. Each component is flipped so that its
     longer tail is on the right; runs can then be averaged.
@@ -75,7 +75,7 @@ def projected(rows: Floats) -> Floats:
 
 
 def spread(places: Floats) -> list[float]:
-    """Return the share of places [n] in each bin between EDGES; values outside count in the outer bins."""
+    """Return the share of coordinates [n] in each bin between EDGES; values outside count in the outer bins."""
     counts = np.histogram(np.clip(places, EDGES[0], EDGES[-1]), EDGES)[0]
     return [float(one) for one in counts / len(places)]
 

@@ -130,7 +130,7 @@ class Table:
     """One table of a report, in the paper's layout: a row for each method.
 
     ``published``: the published figures of each cell, by (row, column label). ``published_is``: what they were measured
-    on. ``comparable``: whether differences from them mean anything. ``chosen_by``: the validation metric that chooses
+    on. ``comparable``: True if differences from them mean anything. ``chosen_by``: the validation metric that chooses
     candidates and best epochs. ``lower``: smaller is better.
     """
 
