@@ -1,7 +1,7 @@
 """Rules of plain English that a machine can check: python -m deploy.plain_english.
 
 - A docstring names a thing: it begins neither with a word of QUESTIONS nor with "Return what" or "Tell whether".
-- The text below a constant or field says what it limits or holds: it begins neither with such a word nor with a bare
+- The text below a constant or field says what it limits or holds: it begins neither with a word of QUESTIONS nor with a
   preposition.
 - A sentence of a document, or its part before a semicolon or colon, has at most MAX_WORDS words.
 - Modules and classes have no name of RETIRED_NAMES.

@@ -128,13 +128,13 @@ def dots(axes: Any, labels: Sequence[str], series: dict[str, tuple[str, str, lis
 
 
 def parts(axes: Any, labels: Sequence[str], series: dict[str, tuple[str, list[float]]], *, form: str = "{:g}") -> None:
-    """Draw stacked horizontal bars with their sum at the end.
+    """Draw stacked horizontal bars with their totals at the end.
 
     Args:
         axes: Axes to draw on.
         labels: Labels of the rows, from the top.
-        series: Colour and the part of each row, keyed by name.
-        form: Format of the sum.
+        series: Colour, and the length of each row's segment, keyed by name.
+        form: Format of the totals.
     """
     ends = [0.0] * len(labels)
     for name, (colour, figures) in series.items():

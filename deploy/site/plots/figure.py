@@ -55,7 +55,7 @@ def panels(
         across: Panels side by side.
         height: Height of the figure in inches.
         down: Panels one above another.
-        share_y: Whether panels of a row have one vertical axis.
+        share_y: True if panels of a row share their vertical axis.
         widths: Relative widths of the panels; equal unless given.
     """
     from matplotlib.figure import Figure
@@ -77,7 +77,7 @@ def svg(plot: Callable[[], Any], title: str) -> str:
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = written.getvalue()
-    # Names are digests of coordinates in full, which differ in the last bit from processor to processor.
+    # Names are digests of exact coordinates, whose last bits differ between processors.
     for number, name in enumerate(dict.fromkeys(re.findall(r'\bid="([mp][0-9a-f]{10})"', text))):
         text = text.replace(name, f"{name[0]}{number}")
     text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"\d+\.\d{3,}", _rounded, tag[0]), text)

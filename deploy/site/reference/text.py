@@ -22,12 +22,12 @@ def plain(text: str) -> str:
     """Return text with the markup of reStructuredText replaced by that of Markdown."""
     text = re.sub(r":(?:class|mod|func|meth|data|attr):`~?([^`]*)`", r"`\1`", text)
     text = re.sub(r"``([^`]*)``", r"`\1`", text)
-    # Outside of code, HTML would take these away.
+    # Outside of code, HTML would drop these.
     return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in re.split(r"(`[^`]*`)", text))
 
 
 def paragraph(text: str, indent: str = "", first: str = "") -> str:
-    """Return text filled to the width, its first line behind ``first`` (a bullet) and the others behind ``indent``."""
+    """Return text filled to the width, with ``first`` (a bullet) before the first line, ``indent`` before others."""
     return textwrap.fill(
         " ".join(text.split()), WIDTH, initial_indent=first or indent, subsequent_indent=indent,
         break_long_words=False, break_on_hyphens=False,
