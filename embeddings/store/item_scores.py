@@ -9,6 +9,7 @@ Euclidean Transformation for Inner-Product Spaces, RecSys 2014).
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,13 +26,12 @@ from embeddings.vectors.top_k import BestSoFar
 
 EXACT_ITEMS = 1_000_000
 """Largest number of items for which no index is kept, because exact search takes about ten milliseconds a user."""
-EXPANSION_SEARCH = 1_024
-"""Number of candidates in an index search. Users are farther from items than items are from each other."""
+EXPANSIONS = (512, 1_024, 2_048, 4_096)
+"""Numbers of rows that a search of an index keeps in view; the first that finds enough is taken."""
 LEAST_SHARE = 0.99
 """Least share of users' best items that an index has to find."""
 NUM_CHECKED = 20
 """Number of best items of a user by which an index is judged."""
-_REFUSED = b"an index of these items misses too many\n"
 _QUERIES_AT_ONCE = 16
 """Number of queries that a search answers before it lets another search begin."""
 
@@ -83,16 +83,19 @@ class ItemScores:
         return scores
 
     def build_index(self, path: Path, queries: Array, *, threads: int = 1) -> float:
-        """Write an index for :class:`ScoreIndex` to ``path``, in one step.
+        """Build an index for :class:`ScoreIndex`.
+
+        ``path`` tells, as JSON, the share of the queries' best NUM_CHECKED items that the index finds, and how far it
+        has to look for them: ``expansion``, one of EXPANSIONS. The index is beside it, with suffix ``.usearch``. If the
+        share is below LEAST_SHARE by each of them, ``expansion`` is null, no index is kept, and search stays exact.
 
         Args:
-            path: the file to write.
+            path: the file to write, which appears last.
             queries: vectors of users [n, d] by which the index is judged.
             threads: number of threads that build.
 
         Returns:
-            The share of the queries' best NUM_CHECKED items that the index finds. Below LEAST_SHARE the file only says
-            so, and search stays exact.
+            The share.
         """
         squares = [np.einsum("nd,nd->n", rows, rows) for _, rows in self._rows()]
         longest = max((float(part.max()) for part in squares if len(part)), default=0.0)
@@ -103,22 +106,32 @@ class ItemScores:
                 yield numbers, np.column_stack([rows, fill]) / np.float32(np.sqrt(longest) or 1.0)
 
         index = make_index(self.index_dim, of_one_length(), threads)
-        share = self._share(index, queries)
-        if share >= LEAST_SHARE:
-            save_index(index, path)
-        else:
-            write_file(path, _REFUSED, durable=False)
+        least = self._least_best(queries)
+        for expansion in EXPANSIONS:
+            index.expansion_search = expansion
+            share = self._share(index, queries, least)
+            if share >= LEAST_SHARE:
+                save_index(index, path.with_suffix(".usearch"))
+                break
+        document = {"share": round(share, 4), "expansion": expansion if share >= LEAST_SHARE else None}
+        write_file(path, json.dumps(document).encode(), durable=False)
         return share
 
-    def _share(self, index: Any, queries: Array) -> float:
+    def _least_best(self, queries: Array) -> Array:
+        """Return a score [n, 1] that no more than NUM_CHECKED items exceed, but for ties up to rounding."""
         best = BestSoFar(len(queries), NUM_CHECKED)
         for piece in chunks(len(self), BLOCK_ROWS):
             best.add(piece.start, self.of_piece(queries, piece))
-        # Of items with equal scores any is as good, up to rounding.
-        bar = best.scores[:, -1:] - 1e-5 * np.abs(best.scores).max(axis=1, keepdims=True)
+        least: Array = best.scores[:, -1:] - 1e-5 * np.abs(best.scores).max(axis=1, keepdims=True, initial=0.0)
+        return least
+
+    def _share(self, index: Any, queries: Array, least: Array) -> float:
+        """Return the share of the best items that ``index`` finds; of items with equal scores any is as good."""
+        if not len(queries) or not self.num_scored:
+            return 1.0
         found = self.of_rows(queries, _candidates(index, queries, 2 * NUM_CHECKED + 16))
-        hits = np.minimum((found >= bar).sum(axis=1), NUM_CHECKED)
-        return float(hits.mean() / min(NUM_CHECKED, self.num_scored)) if len(queries) and self.num_scored else 1.0
+        expected = min(NUM_CHECKED, self.num_scored)
+        return float(np.minimum((found >= least).sum(axis=1), expected).mean() / expected)
 
     def _rows(self) -> Iterator[tuple[Array, Array]]:
         """Yield the numbers [n] of items with a vector and their rows [s_i z_i, b_i], in blocks."""
@@ -156,14 +169,20 @@ class ScoreIndex:
         is_built: True if there is a file, which may say that search stays exact.
 
     Raises:
-        ValueError: the file is no index of these items.
+        ValueError: the file, or the index beside it, is damaged or of other items.
     """
 
     def __init__(self, items: ItemScores, path: Path | None = None):
-        self.is_built = path is not None
-        is_refused = path is None or (path.stat().st_size == len(_REFUSED) and path.read_bytes() == _REFUSED)
-        self._index = None if path is None or is_refused else open_index(path, items.index_dim, items.num_scored)
-        self._lock = threading.Lock()
+        self._index, self._lock, self.is_built = None, threading.Lock(), path is not None
+        if path is None:
+            return
+        try:
+            expansion = json.loads(path.read_bytes())["expansion"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} tells of no index: {error}") from error
+        if expansion is not None:
+            self._index = open_index(path.with_suffix(".usearch"), items.index_dim, items.num_scored)
+            self._index.expansion_search = expansion
 
     @property
     def exact(self) -> bool:
@@ -181,6 +200,5 @@ class ScoreIndex:
 def _candidates(index: Any, queries: Array, count: int) -> Array:
     lengths = np.sqrt(np.einsum("nd,nd->n", queries, queries) + 1.0)
     padded = np.column_stack([queries, np.ones(len(queries)), np.zeros(len(queries))]) / lengths[:, None]
-    index.expansion_search = EXPANSION_SEARCH
     found = index.search(padded.astype(np.float32), min(count, len(index)), threads=1)
     return np.sort(np.asarray(found.keys).astype(np.int64).reshape(len(queries), -1), axis=1)

@@ -38,6 +38,8 @@ KEPT_INDEXES = 3
 RETRY_SECONDS = 600.0
 SCORES = "scores"
 """Folder of a collection's indexes for users, and the builder's option for them."""
+SCORES_SUFFIX = ".json"
+"""Suffix of the file that tells of an index for users."""
 
 Search = TypeVar("Search", NeighborSearch, ScoreIndex)
 
@@ -112,7 +114,8 @@ class Indexes:
         erasures: int,
     ) -> Search:
         """Return the search of a version, and start building the index in ``folder`` that a large version lacks."""
-        path = folder / f"{reader.version}-{reader.manifest.identity}-{erasures}.usearch"
+        suffix = SCORES_SUFFIX if folder.name == SCORES else ".usearch"
+        path = folder / f"{reader.version}-{reader.manifest.identity}-{erasures}{suffix}"
         with self._lock:
             search: Any = self._searches.get(path)
             if search is None or (is_large and not search.is_built and path.exists()):
@@ -136,12 +139,12 @@ class Indexes:
         """
 
         def is_earlier(other: Path) -> bool:
-            outdated = not other.name.endswith(f"-{erasures}.usearch") or other.name.startswith(f"{version}-")
+            outdated = not other.stem.endswith(f"-{erasures}") or other.name.startswith(f"{version}-")
             return other.parent == path.parent and other != path and outdated
 
         self._drop(is_earlier)
-        for other in filter(is_earlier, path.parent.glob("v*.usearch")):
-            other.unlink(missing_ok=True)
+        for other in filter(is_earlier, path.parent.glob(f"v*{path.suffix}")):
+            _unlink(other)
 
     def _drop(self, is_meant: Callable[[Path], bool]) -> None:
         """Stop the builders and discard the searches of all indexes whose path ``is_meant`` accepts."""
@@ -180,8 +183,14 @@ def _open(open_search: Callable[[Path | None], Search], path: Path | None) -> Se
             return open_search(path)
         except ValueError as error:
             log.warning("%s: the index is built again", error)
-            path.unlink(missing_ok=True)
+            _unlink(path)
     return open_search(None)
+
+
+def _unlink(path: Path) -> None:
+    """Remove the file of an index, and the index beside it."""
+    path.unlink(missing_ok=True)
+    path.with_suffix(".usearch").unlink(missing_ok=True)
 
 
 def _remove_old(path: Path) -> None:
@@ -190,8 +199,8 @@ def _remove_old(path: Path) -> None:
     A process that has mapped a removed file can still read it.
     """
     try:
-        others = sorted(path.parent.glob("*.usearch"), key=lambda other: other.stat().st_mtime)
+        others = sorted(path.parent.glob(f"*{path.suffix}"), key=lambda other: other.stat().st_mtime)
         for other in others[: max(len(others) - KEPT_INDEXES + 1, 0)]:
-            other.unlink(missing_ok=True)
+            _unlink(other)
     except OSError as error:
         log.warning("old indexes in %s could not be removed: %s", path.parent, error)

@@ -54,8 +54,8 @@ def publish(
 
 
 def indexed(recommender: Recommender, folder: Path) -> ScoreIndex:
-    assert recommender.build_index(folder / "scores.usearch", threads=2) >= 0.99
-    return ScoreIndex(recommender.items, folder / "scores.usearch")
+    assert recommender.build_index(folder / "scores.json", threads=2) >= 0.99
+    return ScoreIndex(recommender.items, folder / "scores.json")
 
 
 @pytest.fixture(
@@ -120,17 +120,19 @@ def test_an_index_of_other_items_is_refused(tmp_path: Path) -> None:
     users = UserVectors([1], vectors[:1], nobody)
     collection.publish(collection.write(ItemVectors(np.arange(40), vectors), users=users), None)
     with pytest.raises(ValueError, match="not the index of these"):
-        ScoreIndex(collection.recommender().items, tmp_path / "scores.usearch")
-    (tmp_path / "damaged").write_bytes(b"no index at all")
-    with pytest.raises(ValueError, match="index"):
-        ScoreIndex(recommender.items, tmp_path / "damaged")
+        ScoreIndex(collection.recommender().items, tmp_path / "scores.json")
+    for file, content in (("scores.usearch", b"no index at all"), ("scores.json", b"{}"), ("scores.json", b"")):
+        (tmp_path / file).write_bytes(content)
+        with pytest.raises(ValueError, match="index"):
+            ScoreIndex(recommender.items, tmp_path / "scores.json")
 
 
 def test_an_index_that_misses_too_many_items_is_not_used(tmp_path: Path) -> None:
     recommender = publish(open_store(tmp_path / "store").collection("items"), lengths=2.0)
-    path = tmp_path / "scores.usearch"
+    path = tmp_path / "scores.json"
     share = recommender.build_index(path)
     assert share < 0.99
     index = ScoreIndex(recommender.items, path)
     assert (index.is_built, index.exact) == (True, True)
+    assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["scores.json"]
     assert recommender.top([3], K, index=index) == recommender.top([3], K)

@@ -237,8 +237,9 @@ async def test_a_large_version_is_searched_exactly_until_its_index_is_there(
         [{"id": item["id"], "score": pytest.approx(item["score"], rel=1e-5)} for item in one["items"]]
         for one in first["users"]
     ]
-    (file,) = (settings.home / "neighbors" / "default" / "items" / "scores").glob("*.usearch")
-    assert file.name.startswith(f"{version}-")
+    folder = settings.home / "neighbors" / "default" / "items" / "scores"
+    (file,) = folder.glob(f"{version}-*.usearch")
+    assert {one.name for one in folder.iterdir()} == {file.name, f"{file.stem}.json"}
     gone = found["users"][0]["items"][0]["id"]
     answer = await client.post("/v1/collections/items/erase", json={"ids": [gone], "reason": "they asked"})
     assert answer.status_code == 200
