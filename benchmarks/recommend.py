@@ -241,6 +241,7 @@ def index_of(folder: Path, num_items: int) -> dict[str, Any]:
     recommender.build_index(folder / "index.json")
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - used
     index = ScoreIndex(recommender.items, folder / "index.json")
+    found = json.loads((folder / "index.json").read_bytes())
     asked = iter(users)
     times = interleave(
         lambda: int(next(asked)),
@@ -249,7 +250,7 @@ def index_of(folder: Path, num_items: int) -> dict[str, Any]:
         iterations=REQUESTS,
     )
     return line(
-        "recommend", f"{num_items} x {DIM}", "exact", times, **json.loads((folder / "index.json").read_bytes()), build_seconds=round(seconds),
+        "recommend", f"{num_items} x {DIM}", "exact", times, **found, build_seconds=round(seconds),
         items_per_second=round(num_items / cpu_seconds),
     )  # fmt: skip
 
