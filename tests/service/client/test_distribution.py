@@ -70,4 +70,5 @@ def test_it_has_the_version_and_the_requirements_of_the_whole() -> None:
     files = "pyproject.toml", "deploy/client/pyproject.toml"
     whole, client = (tomllib.loads((ROOT / file).read_text())["project"] for file in files)
     assert client["version"] == whole["version"]
+    assert client["requires-python"] == whole["requires-python"].partition(",")[0]
     assert set(client["dependencies"]) <= set(whole["dependencies"])
