@@ -37,6 +37,7 @@ from trainer.inference.scorer import Float32s
 from trainer.metrics.classification import auc, logloss
 from trainer.metrics.regression import mae, rmse
 from trainer.spec import DatasetSpec, SpecError
+from trainer.spec.evaluation import is_lower_better
 from trainer.spec.losses import LOSSES, Loss, loss_of
 from trainer.spec.problems import FieldProblem
 
@@ -44,8 +45,6 @@ MAX_ROWS = 100_000
 REPEATS = 5
 METRICS = {"auc": auc, "logloss": logloss, "rmse": rmse, "mae": mae}
 """Metrics that importance can be measured by: functions of scores (or of exp(score)) and labels."""
-RISES = {"auc"}
-"""Metrics for which a higher value is better."""
 
 
 def importance(
@@ -98,7 +97,7 @@ def importance(
     orders = [drawn.permutation(coded.num_rows) for _ in range(repeats)]
     losses = {
         feature: [
-            (whole - value if name in RISES else value - whole)
+            (value - whole if is_lower_better(name) else whole - value)
             for order in orders
             for value in [measure(predictor.scores(shuffled(coded, feature, order, predictor))[:, number])]
         ]
