@@ -26,6 +26,7 @@ from trainer.data.sources.followed_folder import first_file
 from trainer.data.sources.item_table import ITEM_TABLE, ItemFile, item_file
 from trainer.data.sources.join import Joined, JoinTable, join_name
 from trainer.data.sources.locations import located
+from trainer.data.sources.readers.registry import READERS
 from trainer.data.sources.source import Source, Window, beside, file_below
 from trainer.data.sources.topics.topic_source import TopicSource
 from trainer.spec import FIRING_DATE, DatasetSpec, JobSpec, Join, PreviousItems
@@ -343,10 +344,11 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
     job.against(dataset)
     source = source or _source_of(dataset, job)
     if job.dataset.one_pass and not source.reader.has_types:
+        typed = " or ".join(reader.name for reader in READERS if reader.has_types)
         raise DataError(
             f"is {source.reader.name}, whose column types are known only once all rows are read",
             where=dataset.uri,
-            remedy="write Parquet, Feather or ORC, or leave dataset.one_pass of the job out",
+            remedy=f"write {typed}, or leave dataset.one_pass of the job out",
         )
     column_of = {
         name: feature.column or name

@@ -338,5 +338,5 @@ def test_integers_are_the_ids_of_a_warm_start_that_has_text(tmp_path):
 def test_text_without_types_is_refused(tmp_path):
     (tmp_path / "rows.csv").write_text("user,item,click,price\n1,2,0,1\n")
     dataset, job = specs(tmp_path / "rows.csv", Kind(lists=False))
-    with pytest.raises(DataError, match=r"is CSV, whose column types are known only once .* .*write Parquet"):
+    with pytest.raises(DataError, match=r"is CSV, whose column types .*write Parquet or Feather or ORC"):
         prepare(dataset, job, tmp_path / "data")
