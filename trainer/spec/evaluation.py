@@ -30,10 +30,12 @@ class PointwiseMetric(NamedTuple):
 
 
 class RankingMetric(NamedTuple):
-    """Properties of a metric of ranks, such as ``ndcg``; jobs name it with a cutoff k, such as ``ndcg_10``."""
+    """Properties of a metric of ranks, such as ``ndcg``."""
 
     charts: Mapping[str, str] = MappingProxyType({})
     """Titles of its charts in a job's report, keyed by name with cutoff, such as ``ndcg_10``."""
+    has_cutoff: bool = True
+    """True if jobs name it with a cutoff k, such as ``ndcg_10``."""
 
 
 POINTWISE: dict[str, PointwiseMetric] = {
@@ -54,6 +56,7 @@ RANKING: dict[str, RankingMetric] = {
     "hit_rate": RankingMetric({"hit_rate_10": "hit rate@10"}),
     "recall": RankingMetric({"recall_20_full": "recall@20 of all items"}),
     "precision": RankingMetric({"precision_10_full": "precision@10 of all items"}),
+    "mrr": RankingMetric(has_cutoff=False),
 }
 """Ranking metrics, keyed by name without cutoff. The method of trainer.metrics.ranking.Ranking of that name computes
 each."""
@@ -64,7 +67,8 @@ VALUE_METRICS = tuple(name for name, metric in POINTWISE.items() if metric.of_va
 LOWER_IS_BETTER = frozenset(name for name, metric in POINTWISE.items() if metric.lower_is_better) | {"loss", "mse"}
 CALIBRATED = "_calibrated"
 """Suffix of metrics of calibrated probabilities (``output_calibration`` of a job)."""
-RANKING_METRICS = tuple(sorted(RANKING))
+RANKING_METRICS = tuple(sorted(name + "_K" * metric.has_cutoff for name, metric in RANKING.items()))
+"""Forms of the names of ranking metrics, such as ``ndcg_K``."""
 CHARTED = {name: metric.chart for name, metric in POINTWISE.items() if metric.chart is not None} | {
     name: chart for metric in RANKING.values() for name, chart in metric.charts.items()
 }
@@ -75,9 +79,8 @@ WATCHED_METRICS = ("auc", "rmse", "logloss")
 """Pointwise metrics for early stopping without ``metric``, the preferred one first."""
 CALIBRATED_METRICS = ("logloss", "ece")
 """Metrics that a job with ``output_calibration`` measures before and after calibration (CALIBRATED)."""
-METRIC_PATTERN = (
-    rf"^({'|'.join(POINTWISE_METRICS)}|mrr(_full)?|({'|'.join(RANKING_METRICS)})_[1-9][0-9]{{0,2}}(_full)?)$"
-)
+_RANKED = "|".join(RANKING_METRICS).replace("_K", "_[1-9][0-9]{0,2}")
+METRIC_PATTERN = rf"^({'|'.join(POINTWISE_METRICS)}|({_RANKED})(_full)?)$"
 Metric = Annotated[str, StringConstraints(pattern=METRIC_PATTERN)]
 """Name of a metric (docs/reference/losses_and_metrics.md).
 

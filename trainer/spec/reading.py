@@ -74,9 +74,8 @@ def _problem_of(error: Mapping[str, Any]) -> FieldProblem:
     if error["type"] == "extra_forbidden":
         message, remedy = "no such field", _meant(where)
     elif error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == METRIC_PATTERN:
-        ranking = ", ".join(f"{name}_K" for name in RANKING_METRICS)
-        message = "no such metric"
-        remedy = f"use one of {', '.join(POINTWISE_METRICS)}, mrr, {ranking} (K: 1 to 999; _full: of all)"
+        message, names = "no such metric", ", ".join(POINTWISE_METRICS + RANKING_METRICS)
+        remedy = f"use one of {names} (K: 1 to 999; _full: of all)"
     elif error["type"] == "union_tag_not_found":
         where, message = [*where, "kind"], "Field required"
     elif error["type"] == "union_tag_invalid" and "tracking" in where:

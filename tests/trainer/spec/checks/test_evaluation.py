@@ -27,15 +27,18 @@ def dataset_of(label=None, **features):
 
 
 def test_every_metric_is_of_rows_or_a_ranking():
-    ranked = [f"{name}_{k}{full}" for name in RANKING_METRICS for k in (1, 7, 50) for full in ("", "_full")]
-    for name in (*POINTWISE_METRICS, "mrr", "mrr_full", *ranked):
+    assert RANKING_METRICS == ("hit_rate_K", "mrr", "ndcg_K", "precision_K", "recall_K")
+    forms = [name.replace("K", str(k)) for name in RANKING_METRICS for k in (1, 7, 999)]
+    for name in (*POINTWISE_METRICS, *forms, *(f"{name}_full" for name in forms)):
         assert re.match(METRIC_PATTERN, name)
         parts = ranking_parts(name)
         assert (parts is None) == (name in POINTWISE_METRICS)
         if parts is not None:
             metric, k, full = parts
             assert name == metric + ("" if k is None else f"_{k}") + ("_full" if full else "")
-            assert metric in ("hit_rate", "ndcg", "precision", "recall", "mrr")
+            assert metric in RANKING
+    for name in ("ndcg", "mrr_10", "ndcg_0", "ndcg_1000", "auc_10", "auc_full"):
+        assert not re.match(METRIC_PATTERN, name)
 
 
 def test_charts_are_of_metrics_that_jobs_can_name():
