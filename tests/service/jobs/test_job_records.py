@@ -301,6 +301,36 @@ async def test_retry(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> N
     assert "new job" in refused.json()["detail"]
 
 
+KEPT = {
+    "id", "tenant", "name", "spec", "dataset_spec", "schedule_id", "schedule", "created_at", "attempt", "attempts",
+    "home_id", "lease", "released", "parent_version", "events_offset", "heartbeat_at", "progress", "needs", "lineage",
+    "traceparent",
+}  # fmt: skip
+FORGOTTEN = {"reason", "started_at", "finished_at", "launched_at", "failures", "preparation", "publication", "error"}
+
+
+async def test_a_retry_forgets_how_the_attempt_ended(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
+    """Each column of a job is either kept or forgotten: one that is added has to be listed here."""
+    job = await submit(client)
+    await end(app, job["id"], "claimed", "running", "failed")
+    filled = {
+        column.name: value
+        for column in tables.job.c
+        for kind, value in ((tables.UtcTime, tables.now()), (sa.JSON, {"a": 1}), (sa.Text, "reason"))
+        if isinstance(column.type, kind) and column.name not in ("spec", "dataset_spec")
+    }
+    async with app.state.database.write() as connection:
+        row = await job_records.locked(connection, job["id"])
+        await job_records.change(connection, row, failures=3, **filled)
+        before = dict(row)
+        after = await job_records.retry(connection, job["id"])
+        assert after == await job_records.get(connection, job["id"])
+    changed = {name for name, value in after.items() if value != before[name]}
+    assert changed == FORGOTTEN | {"state", "not_before"}
+    assert [after["failures"], *(after[name] for name in FORGOTTEN - {"failures"})] == [0, *[None] * 7]
+    assert tables.job.c.keys() == [name for name in after if name in KEPT | changed]
+
+
 async def test_delete(app: FastAPI, client: httpx.AsyncClient, dataset: str) -> None:
     headers = {"Idempotency-Key": "k"}
     job = (await client.post("/v1/jobs", json=job_body(labels={"team": "a"}), headers=headers)).json()
