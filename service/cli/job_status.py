@@ -135,10 +135,10 @@ def starved(job: Mapping[str, Any]) -> str | None:
 
 
 def best_epoch(job: Mapping[str, Any]) -> int | None:
-    """Return the best epoch as :func:`trainer.spec.label_tasks.best_epoch` does."""
-    from trainer.spec import label_tasks  # at the start of a command it would take too long
+    """Return the best epoch as :func:`trainer.spec.stored_specs.best_epoch` does."""
+    from trainer.spec import stored_specs  # at the start of a command it would take too long
 
-    return label_tasks.best_epoch(job)
+    return stored_specs.best_epoch(job)
 
 
 def auc(job: Mapping[str, Any]) -> str:

@@ -21,8 +21,9 @@ from service.jobs.executors.registry import placement_of
 from service.jobs.job_row import JobRow
 from service.jobs.runner_context import BackgroundTasks, RunnerContext
 from service.jobs.states import ACTIVE, backoff_seconds
+from trainer.spec import JobSpec
 from trainer.spec.reading import problems_of
-from trainer.spec.stored_specs import StoredJob
+from trainer.spec.stored_specs import StoredJob, names_of, read
 
 log = logging.getLogger("evenkeel.runner")
 
@@ -61,9 +62,7 @@ class JobQueue:
         waiting = sa.and_(ready, _older_of_its_schedule().is_(None))
         async with self._context.database.read() as connection:
             turn_of = sa.select(job.tenant).where(waiting).order_by(job.id).limit(1).scalar_subquery()
-            # The stored spec has no priority if the job sets none.
-            priority = sa.func.coalesce(job.spec["priority"].as_integer(), 0)
-            queue = sa.select(tables.job).where(waiting, job.tenant == turn_of).order_by(priority.desc(), job.id)
+            queue = sa.select(tables.job).where(waiting, job.tenant == turn_of).order_by(priority().desc(), job.id)
             head = await first_row(connection, JobRow, queue.limit(1))
             held = {} if head is None else await self._held(connection, head["tenant"])
         if head is None:
@@ -196,6 +195,12 @@ class JobQueue:
             all_workers = StoredJob(row["spec"]).resources.num_workers
             reason = because and f"{workers} of {all_workers} workers: {because}"
         await job_records.move(connection, row, "claimed", attempt=attempt, reason=reason, not_before=None, **claimed)
+
+
+def priority() -> sa.Function[int]:
+    """Return an SQL expression for the priority of a job: that of its stored spec, else the default."""
+    stored = (tables.job.c.spec[name].as_integer() for name in names_of(JobSpec, "priority"))
+    return sa.func.coalesce(*stored, read({}, JobSpec, "priority"))
 
 
 def _older_of_its_schedule() -> sa.ScalarSelect[str | None]:

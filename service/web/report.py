@@ -11,8 +11,7 @@ from service.web.charts.lines import Series, calibration_chart, line_chart
 from service.web.content.held import why_held
 from service.web.content.job_rows import curve, measured
 from trainer.spec.evaluation import CHARTED, figures_named, is_table
-from trainer.spec.label_tasks import best_epoch
-from trainer.spec.stored_specs import StoredJob
+from trainer.spec.stored_specs import StoredJob, best_epoch
 
 OVERFIT = 0.002
 """Decrease of validation AUC (or increase of RMSE) from the best to the last epoch that is reported as overfitting."""

@@ -15,7 +15,6 @@ from trainer.spec.evaluation import (
     SEQUENCE_METRICS,
     VALUE_METRICS,
     WATCHED_METRICS,
-    is_lower_better,
     is_table,
 )
 from trainer.spec.losses import LOSSES, loss_of, settings_of
@@ -156,22 +155,6 @@ def best_by(measured: Iterable[str], label: str = "") -> str | None:
     rankings = (name for name in names if name not in POINTWISE and re.match(METRIC_PATTERN, name))
     candidates = (*_ndcg_of_all(names), *(of_label(name, label) for name in WATCHED_METRICS), *rankings)
     return next((name for name in candidates if name in names), None)
-
-
-def best_epoch(job: Mapping[str, Any]) -> int | None:
-    """Return a job's best epoch by the metric of the validation rows that early stopping watches; None without one.
-
-    Args:
-        job: A job as the service shows it, with ``metrics`` and ``spec``.
-    """
-    rows = [row for row in job.get("metrics") or [] if row.get("split") == "validation"]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    label = next((name.partition("/")[2] for name in names if "/" in name), "")
-    regularizers = (job.get("spec") or {}).get("regularizers") or {}
-    metric = (regularizers.get("early_stopping") or {}).get("metric") or best_by(names, label)
-    values = {row["epoch"]: row[metric] for row in rows if row.get(metric) is not None} if metric else {}
-    sign = -1.0 if metric and is_lower_better(metric) else 1.0
-    return max(values, key=lambda epoch: (sign * values[epoch], -epoch)) if values else None
 
 
 def _ndcg_of_all(names: Iterable[str]) -> list[str]:

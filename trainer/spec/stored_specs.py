@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.spec.base import Spec
+from trainer.spec.evaluation import is_lower_better
 from trainer.spec.job import DatasetRef, InitFrom, JobSpec, Resources
+from trainer.spec.label_tasks import best_by
 from trainer.spec.optimizer import Optimizer
 from trainer.spec.publish import Gate
+from trainer.spec.regularizers import EarlyStopping, Regularizers
 
 
 def to_run(document: Any) -> Any:
@@ -61,6 +64,12 @@ class StoredJob:
         return int(self._read("retries"))
 
     @property
+    def stopping_metric(self) -> str | None:
+        """The metric that early stopping is told to watch; None if it is told none."""
+        stopping = read(self._read("regularizers"), Regularizers, "early_stopping")
+        return None if stopping is None else read(stopping, EarlyStopping, "metric")
+
+    @property
     def resources(self) -> Resources:
         """The stored job's workers and their limits, not validated."""
         stored = self._read("resources")
@@ -68,6 +77,26 @@ class StoredJob:
 
     def _read(self, name: str) -> Any:
         return read(self._document, JobSpec, name)
+
+
+def best_epoch(job: Mapping[str, Any]) -> int | None:
+    """Return a job's best epoch by the metric of the validation rows that early stopping watches; None without one.
+
+    Args:
+        job: A job as the service shows it, with ``metrics`` and ``spec``.
+    """
+    rows = [row for row in job.get("metrics") or [] if row.get("split") == "validation"]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    label = next((name.partition("/")[2] for name in names if "/" in name), "")
+    metric = StoredJob(job.get("spec") or {}).stopping_metric or best_by(names, label)
+    values = {row["epoch"]: row[metric] for row in rows if row.get(metric) is not None} if metric else {}
+    sign = -1.0 if metric and is_lower_better(metric) else 1.0
+    return max(values, key=lambda epoch: (sign * values[epoch], -epoch)) if values else None
+
+
+def names_of(part: type[Spec], name: str) -> tuple[str, ...]:
+    """Return the names that a field of a part of a spec has in stored specs: its current one, then its old ones."""
+    return name, *(old for old, new in part.old_names.items() if new == name)
 
 
 def read(document: Mapping[str, Any] | Spec, part: type[Spec], name: str) -> Any:
@@ -79,7 +108,7 @@ def read(document: Mapping[str, Any] | Spec, part: type[Spec], name: str) -> Any
     field = part.model_fields[name]
     if isinstance(document, Spec):
         return getattr(document, name)
-    for one in (name, *(old for old, new in part.old_names.items() if new == name)):
+    for one in names_of(part, name):
         if one in document:
             return document[one]
     if field.is_required():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from service.cli.job_status import auc, best_epoch
+from trainer.spec.regularizers import EarlyStopping
 
 
 def job(*epochs: dict[str, float], split: str = "validation", **fields: Any) -> dict[str, Any]:
@@ -34,6 +35,12 @@ def job(*epochs: dict[str, float], split: str = "validation", **fields: Any) -> 
 )  # fmt: skip
 def test_it_is_that_of_early_stopping(shown: dict[str, Any], best: int | None) -> None:
     assert best_epoch(shown) == best
+
+
+def test_the_metric_of_early_stopping_is_read_under_its_old_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EarlyStopping, "old_names", {"watch": "metric"})
+    spec = {"regularizers": {"early_stopping": {"watch": "logloss"}}}
+    assert best_epoch(job({"auc": 0.9, "logloss": 0.5}, {"auc": 0.8, "logloss": 0.4}, spec=spec)) == 2
 
 
 def test_the_auc_is_that_of_the_best_epoch_with_its_split() -> None:

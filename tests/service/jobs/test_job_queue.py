@@ -8,11 +8,16 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
+from fastapi import FastAPI
 
+from service.core import tables
 from service.core.settings import Settings
 from service.core.tenants import HEADER
+from service.jobs import job_queue
 from tests.service.service_kit import BOTH, client_of, job_body, running, submit, until, wait_for
 from tests.service.small_run import SmallRuns
+from trainer.spec import JobSpec
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -56,6 +61,21 @@ async def test_the_highest_priority_is_first_in_line(service: httpx.AsyncClient)
     ended = [await wait_for(service, job["id"], "succeeded") for job in waiting]
     started = [job["started_at"] for job in ended]
     assert sorted(started) == [started[2], started[3], started[1], started[0]]
+
+
+@BOTH
+async def test_a_priority_is_read_under_its_old_name_too(
+    app: FastAPI, client: httpx.AsyncClient, dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [(await submit(client, priority=priority))["id"] for priority in (0, 3, 5)]
+    job = tables.job.c
+    old = job_body() | {"urgency": 7}
+    async with app.state.database.write() as connection:
+        await connection.execute(tables.job.update().where(job.id == jobs[2]).values(spec=old))
+    for names, expected in (({}, [0, 3, 0]), ({"urgency": "priority"}, [0, 3, 7])):
+        monkeypatch.setattr(JobSpec, "old_names", names)
+        async with app.state.database.read() as connection:
+            assert [*await connection.scalars(sa.select(job_queue.priority()).order_by(job.id))] == expected
 
 
 @BOTH

@@ -14,10 +14,11 @@ from trainer.spec.stored_specs import StoredJob, read
 JOB: dict[str, Any] = {
     "name": "j", "dataset": {"name": "log"}, "model": {"kind": "bpr"}, "init_from": {"job": "job_1"}, "retries": 5,
     "optimizer": {"kind": "sgd"}, "labels": {"team": "ads"}, "resources": {"timeout_seconds": 60, "num_workers": 3},
+    "regularizers": {"early_stopping": {"metric": "ndcg_10"}}, "evaluation": {"metrics": ["ndcg_10"]},
 }  # fmt: skip
 EXPECTED = {
     "dataset_name": "log", "labels": {"team": "ads"}, "optimizer_kind": "sgd", "parent_job": "job_1", "retries": 5,
-    "resources": Resources(timeout_seconds=60, num_workers=3),
+    "resources": Resources(timeout_seconds=60, num_workers=3), "stopping_metric": "ndcg_10",
 }  # fmt: skip
 
 
@@ -40,7 +41,7 @@ def test_what_was_left_out_has_its_default() -> None:
     job = parse_job(least)
     assert values(least) == {
         "dataset_name": "log", "labels": {}, "optimizer_kind": job.optimizer.kind, "parent_job": None,
-        "retries": job.retries, "resources": Resources(),
+        "retries": job.retries, "resources": Resources(), "stopping_metric": None,
     }  # fmt: skip
     with pytest.raises(KeyError, match="the stored JobSpec has no dataset"):
         _ = StoredJob({}).dataset_name
