@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from trainer.spec.uri_schemes import OBJECT_PREFIXES
+
 
 class Variable(NamedTuple):
     """A variable without its prefix ``EVENKEEL_``.
@@ -29,7 +31,8 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         ),
         Variable(
             "DATA_ROOTS",
-            "locations that datasets may use, separated by colons: directories, `s3://BUCKET/PREFIX`, "
+            "locations that datasets may use, separated by colons: directories, "
+            f"{', '.join(f'`{prefix}BUCKET/PREFIX`' for prefix in OBJECT_PREFIXES)}, "
             "`kafka://HOST:PORT,HOST:PORT` (or the same with `/TOPIC`)",
             "the working directory",
         ),
@@ -45,7 +48,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
         ),
         Variable(
             "STORE_URL",
-            "the feature store: a path, `redis://...`, `s3://...` ([store](../guides/store.md))",
+            "the feature store: a path or a URL ([store](../guides/store.md))",
             "in `EVENKEEL_HOME`",
         ),
         Variable("REQUESTS_PER_SECOND", "most requests per second of one key in each process; 0: no limit"),
@@ -108,8 +111,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
     "Where hosts come and go": (
         Variable(
             "RUN_STORAGE",
-            "`s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `file:///DIRECTORY`: prepared data, checkpoints, exports "
-            "and generalization reports of runs are stored there ([run "
+            "URI at which prepared data, checkpoints, exports and generalization reports of runs are stored ([run "
             "storage](../guides/reliability.md#run-storage)). "
             "With `ray_jobs` it may also be a directory in which nodes that do not share `EVENKEEL_HOME` keep runs",
             "under `EVENKEEL_HOME`",

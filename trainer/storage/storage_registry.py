@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from embeddings.object_storage import STORES, ObjectStorage
 from embeddings.outside_packages import Registry, UrlScheme, usable_forms
 from trainer.storage.base import RunStorage
 
@@ -34,9 +35,6 @@ def _remedy() -> str:
 def _objects(uri: str) -> RunStorage:
     if not urlsplit(uri).netloc:
         raise ValueError(f"run storage '{uri}' names no bucket: {_remedy()}")
-    # Imported here, because only object storage needs this library.
-    from embeddings.object_storage import ObjectStorage
-
     return ObjectStorage(uri)
 
 
@@ -52,8 +50,7 @@ def _directory(uri: str) -> RunStorage:
 RUN_STORAGES: Registry[Callable[[str], RunStorage]] = Registry(
     "evenkeel.run_storages",
     {
-        "s3": UrlScheme("s3://BUCKET/PREFIX", _objects),
-        "gs": UrlScheme("gs://BUCKET/PREFIX", _objects),
+        **{scheme: UrlScheme(f"{scheme}://BUCKET/PREFIX", _objects) for scheme in STORES},
         "file": UrlScheme("file:///DIRECTORY", _directory),
     },
 )

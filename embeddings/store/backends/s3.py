@@ -49,9 +49,9 @@ def open_objects(text: str) -> RemoteStore:
         ValueError: a URL without a bucket, or an option that does not exist.
     """
     url = parse_store_url(text, FOLLOW_SECONDS, OPTIONS)
-    bucket = urlsplit(url.address).netloc
+    scheme, bucket, *_ = urlsplit(url.address)
     if not bucket or "@" in bucket:
-        raise ValueError(f"store url '{url.url}': write s3://BUCKET/PREFIX, and credentials into the environment")
+        raise ValueError(f"store url '{url.url}': write {scheme}://BUCKET/PREFIX, and credentials into the environment")
     root = f"{url.address.rstrip('/')}/collections"
 
     def connected(name: str = "") -> ObjectStorage:

@@ -12,6 +12,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from embeddings.store import Collection, CorruptStore, StoreBusy, StoreUnavailable, open_store
+from embeddings.store.backends.s3 import open_objects
 from embeddings.vectors.item_vectors import ItemVectors
 from tests.contracts import store_servers
 from tests.embeddings.store.backends.versions import NUM_ITEMS, assert_serves, publish, vectors_of
@@ -270,6 +271,11 @@ def test_what_cannot_be_removed_after_a_commit_fails_nothing(
     assert collection.erase([5], "they asked") == {"versions": [], "rows": 0}
     new = {name for name in objects(s3_address, tmp_path) if name.startswith("versions/") and "items-" in name}
     assert len(new) == 3 < len(old)
+
+
+def test_the_remedy_of_a_url_without_a_bucket_has_its_scheme() -> None:
+    with pytest.raises(ValueError, match="write gs://BUCKET/PREFIX, and credentials"):
+        open_objects("gs:///prefix")
 
 
 def test_a_bucket_that_is_not_there(s3_address: str, tmp_path: Path) -> None:
