@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+COMPUTE_TYPE = "float32"
+"""Type in which jobs sum and update rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ElementType:
@@ -23,7 +26,7 @@ class ElementType:
 
     name: str
     num_bytes: int
-    compute: str = "float32"
+    compute: str = COMPUTE_TYPE
     cpu_number: int | None = None
     in_jobs: bool = True
     in_rows: bool = True
@@ -43,4 +46,3 @@ ELEMENT_TYPES: dict[str, ElementType] = {
 
 JOB_TYPES = tuple(name for name, one in ELEMENT_TYPES.items() if one.in_jobs)
 JOB_ROW_TYPES = tuple(name for name in JOB_TYPES if ELEMENT_TYPES[name].in_rows)
-DEFAULT_TYPE = "float32"

@@ -12,7 +12,7 @@ from embeddings.kernels.backends import Backend
 from embeddings.optim.registry import KINDS
 from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import InitConfig, Pooling, TableConfig
-from embeddings.tables.element_types import DEFAULT_TYPE
+from embeddings.tables.element_types import COMPUTE_TYPE
 from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.vectors import Vector, given_columns
@@ -75,8 +75,8 @@ def build(
         seed=job.seed,
         backend=backend or BACKENDS[job.kernel],
         dtype=dtype,
-        dtypes=_stored({name: table.dtype for name, table in job.tables.items()}),
-        state_dtypes=_stored({name: table.state_dtype for name, table in job.tables.items()}),
+        dtypes=_stored({table.name: job.table(table.name).dtype for table in tables}),
+        state_dtypes=_stored({table.name: job.table(table.name).state_dtype for table in tables}),
     )
     rows = {table.name: table.num_rows for table in tables}
     numbers = data.num_dense - data.num_item_numbers, data.num_item_numbers
@@ -119,8 +119,8 @@ def model_of(
 
 
 def _stored(types: Mapping[str, str]) -> dict[str, torch.dtype]:
-    """Return torch types by table for the names of types that are not DEFAULT_TYPE."""
-    return {name: getattr(torch, one) for name, one in types.items() if one != DEFAULT_TYPE}
+    """Return torch types by table for the names of types that are not the compute type."""
+    return {name: getattr(torch, one) for name, one in types.items() if one != COMPUTE_TYPE}
 
 
 def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:

@@ -167,7 +167,7 @@ def _label_problems(dataset: DatasetSpec, parent: DatasetSpec) -> Iterator[Field
 
 def _table_problems(job: JobSpec, found: Inheritance, stored: Mapping[str, Any]) -> Iterator[FieldProblem]:
     for name, former in found.tables.items():
-        there, here = Table.model_validate(stored.get(former, {})), job.tables.get(name, Table())
+        there, here = Table.model_validate(stored.get(former, {})), job.table(name)
         for field_name in Table.model_fields:
             was, asked = getattr(there, field_name), getattr(here, field_name)
             if was != asked:

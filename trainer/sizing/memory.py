@@ -128,11 +128,8 @@ class RankMemory:
         return self.host_tables + worked_with + held + self.process
 
 
-def row_bytes(kind: str, dim: int, stored: Table | None = None) -> int:
-    """Return the bytes of one row: weight, state of optimizer ``kind``, and the step of the last touch.
-
-    ``stored``: the job's settings of the table, which name the element types; None: float32.
-    """
+def row_bytes(kind: str, dim: int, stored: Table) -> int:
+    """Return the bytes of one row: weight, state of optimizer ``kind``, and the step of the last touch."""
     vectors, numbers = state_counts(kind)
     weight, state = value_bytes(stored)
     return dim * weight + (dim * vectors + numbers) * state + STEP_BYTES
@@ -145,10 +142,8 @@ def state_counts(kind: str) -> tuple[int, int]:
     return len(optimizer.state_names) - 1 - numbers, numbers
 
 
-def value_bytes(stored: Table | None) -> tuple[int, int]:
+def value_bytes(stored: Table) -> tuple[int, int]:
     """Return (bytes of an element of a row, bytes of an element of its optimizer state)."""
-    if stored is None:
-        return FLOAT_BYTES, FLOAT_BYTES
     return ELEMENT_TYPES[stored.dtype].num_bytes, ELEMENT_TYPES[stored.state_dtype].num_bytes
 
 
@@ -259,7 +254,7 @@ def _fullest_rank(job: JobSpec, rows: Mapping[str, int]) -> tuple[dict[str, Tabl
     for name, count in rows.items():
         dim = job.model.table_columns(name)
         sharding = job.sharding.get(name, TABLE_WISE.name if workers == 1 else "planner")
-        stored = job.tables.get(name)
+        stored = job.table(name)
         # A table left to the planner counts as split by rows, which the planner does where needed. Shares are those on
         # one host; with several hosts, a table that is split within one host takes more of its ranks' memory.
         shape = SHARDINGS.get(sharding, ROW_WISE).largest_share(count, dim, workers)

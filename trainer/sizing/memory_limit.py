@@ -129,7 +129,7 @@ def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
     lines = []
     for name, table in memory.by_table.items():
         dim = job.model.table_columns(name)
-        weight, state = value_bytes(job.tables.get(name))
+        weight, state = value_bytes(job.table(name))
         lines.append(
             f"table {name}: {table.rows:,} rows x (dim {dim} x ({weight} for the weight + {vectors} x {state} for the "
             f"state vectors of {kind}){f' + {numbers * state} for its sum' if numbers else ''} + {STEP_BYTES} for the "

@@ -15,7 +15,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 
 from embeddings.dynamic.settings import MAX_ADMISSION_THRESHOLD, MAX_CAPACITY, IdMapSettings
 from embeddings.optim.registry import KINDS
-from embeddings.tables.element_types import DEFAULT_TYPE, JOB_ROW_TYPES, JOB_TYPES
+from embeddings.tables.element_types import COMPUTE_TYPE, JOB_ROW_TYPES, JOB_TYPES
 from embeddings.tables.shardings import SHARDINGS
 from trainer.spec.base import STORED, May, Name, Probability, Spec, later
 from trainer.spec.checks import supported
@@ -224,8 +224,8 @@ class Table(Spec):
 
     old_names: ClassVar[dict[str, str]] = {"admit_after": "admission_threshold", "when_full": "eviction_policy"}
 
-    dtype: RowType = DEFAULT_TYPE
-    state_dtype: StateType = DEFAULT_TYPE
+    dtype: RowType = COMPUTE_TYPE
+    state_dtype: StateType = COMPUTE_TYPE
     capacity: int | None = later(None, ge=1, le=MAX_CAPACITY)
     admission_threshold: int = later(1, ge=1, le=MAX_ADMISSION_THRESHOLD)
     ttl_steps: int | None = later(None, ge=1)
@@ -383,6 +383,10 @@ class JobSpec(Spec):
         asked = self.regularizers.early_stopping
         keeps_best = self.publish is not None and self.epochs > 1 and self.evaluation.split.validation > 0
         return EarlyStopping(patience=self.epochs) if asked is None and keeps_best else asked
+
+    def table(self, name: str) -> Table:
+        """Return the storage of a table: that in ``tables``, else the default."""
+        return self.tables.get(name, Table())
 
     def fired_on(self, date: str) -> JobSpec:
         """Return this job with ``{firing_date}`` in its window replaced by the date of a firing (YYYY-MM-DD)."""

@@ -15,7 +15,7 @@ from embeddings.kernels.cpu.library import type_number
 from embeddings.kernels.layout import Layout
 from embeddings.optim import SGD
 from embeddings.tables.config import TableConfig
-from embeddings.tables.element_types import DEFAULT_TYPE, ELEMENT_TYPES, JOB_TYPES, ElementType
+from embeddings.tables.element_types import COMPUTE_TYPE, ELEMENT_TYPES, JOB_TYPES, ElementType
 
 SOURCE = Path(cpu.__file__).parent / "src"
 
@@ -61,6 +61,6 @@ def test_a_type_of_state_alone_is_refused_for_rows(monkeypatch: pytest.MonkeyPat
         Layout([TableConfig("a", 5, 2, ("x",))], SGD(), 0, torch.bfloat16)
 
 
-def test_jobs_may_ask_for_what_is_computed_as_by_default() -> None:
-    assert {ELEMENT_TYPES[name].compute for name in JOB_TYPES} == {DEFAULT_TYPE}
-    assert np.dtype(DEFAULT_TYPE).itemsize == 4, "trainer.sizing.memory counts activations as it counts rows"
+def test_jobs_may_ask_for_what_is_computed_in_the_type_of_jobs() -> None:
+    assert {ELEMENT_TYPES[name].compute for name in JOB_TYPES} == {COMPUTE_TYPE}
+    assert np.dtype(COMPUTE_TYPE).itemsize == 4, "trainer.sizing.memory counts activations as it counts rows"

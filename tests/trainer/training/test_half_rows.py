@@ -9,13 +9,16 @@ import torch
 
 from embeddings.sharding import TableSettings
 from trainer.checkpoint.format import latest_valid
+from trainer.data.prepare.preparation import prepare
+from trainer.distributed.build import build
 from trainer.launch.driver import execute
-from trainer.launch.on_host import start_ranks
+from trainer.launch.on_host import single_rank_group, start_ranks
 from trainer.launch.worker import use_threads
 from trainer.runs.directory import read_run, write_run
 from trainer.runs.protocol import EXIT_FAILED, EXIT_SUCCEEDED
 from trainer.sizing.memory import rank_memory, row_bytes
-from trainer.spec import SpecError, Table, parse_job
+from trainer.sizing.memory_limit import arithmetic
+from trainer.spec import JobSpec, SpecError, Table, parse_job
 
 TABLES = {"item": {"dtype": "bfloat16"}, "user": {"dtype": "float16", "state_dtype": "bfloat16"}}
 PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "off"}}
@@ -81,10 +84,25 @@ def test_what_a_table_cannot_be_is_refused():
         TableSettings({}, None, {}, dtype=torch.float64, dtypes={"item": torch.float16})
 
 
+def test_tables_that_a_job_does_not_name_have_the_default_types(make_run, monkeypatch):
+    run = make_run(tables={"item": {}}, optimizer={"kind": "adagrad"})
+    data = prepare(run.dataset, run.job, run.data)
+    monkeypatch.setattr(JobSpec, "table", lambda job, name: job.tables.get(name, Table(state_dtype="bfloat16")))
+    with single_rank_group():
+        shards, _ = build(run.job, data, alpha=None).state_for_checkpoint(None)
+        types = {shard.name: shard.state["sum"].dtype for shard in shards}
+    assert types == {"item": torch.float32, "user": torch.bfloat16}
+    memory = rank_memory(run.job, {"item": 1000, "user": 10}, {"item": 1.0, "user": 1.0})
+    dim = run.job.model.embedding_dim
+    assert memory.by_table["item"].total == 1000 * (dim * 8 + 4)
+    assert memory.by_table["user"].total == 10 * (dim * 6 + 4)
+    assert any(f"10 rows x (dim {dim} x (4 for the weight + 1 x 2" in line for line in arithmetic(run.job, memory))
+
+
 def test_halves_are_counted_as_such():
     assert row_bytes("adam", 16, Table(dtype="bfloat16")) == 16 * (2 + 8) + 4
     assert row_bytes("adagrad", 16, Table(dtype="float16", state_dtype="bfloat16")) == 16 * (2 + 2) + 4
-    assert row_bytes("sgd", 16) == 16 * 4 + 4
+    assert row_bytes("sgd", 16, Table()) == 16 * 4 + 4
     fields = {"name": "j", "dataset": {"name": "d"}, "model": {"kind": "dnn"}, "optimizer": {"kind": "adagrad"}}
     job = parse_job(fields | {"tables": {"item": {"dtype": "float16"}}})
     memory = rank_memory(job, {"item": 1000, "user": 10}, {"item": 1.0, "user": 1.0})

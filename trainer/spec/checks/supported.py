@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from embeddings.optim.registry import KINDS, kinds_that_take
-from embeddings.tables.element_types import DEFAULT_TYPE, ELEMENT_TYPES, JOB_TYPES
+from embeddings.tables.element_types import COMPUTE_TYPE, ELEMENT_TYPES, JOB_TYPES
 from embeddings.tables.shardings import SHARDINGS, shardings_for
 from trainer.spec.checks.dynamic_tables import dynamic_table_fit_problems, dynamic_table_problems
 from trainer.spec.checks.evaluation import (
@@ -169,7 +169,7 @@ def kernel_problems(spec: JobSpec) -> Iterator[FieldProblem]:
                     f"optimizer.{option}", "FBGEMM's fused optimizers have none", "use kernel evenkeel, or leave it out"
                 )
         for name, stored in spec.tables.items():
-            if (stored.dtype, stored.state_dtype) != (DEFAULT_TYPE, DEFAULT_TYPE):
+            if (stored.dtype, stored.state_dtype) != (COMPUTE_TYPE, COMPUTE_TYPE):
                 yield FieldProblem(
                     f"tables.{name}", f"FBGEMM trains float32 rows and state{where}", "use kernel evenkeel, or float32"
                 )
