@@ -16,8 +16,6 @@ class ElementType:
         name: torch's name of the type, as jobs write it.
         num_bytes: bytes of an element.
         compute: name of the type in which rows of this type are summed, updated and returned.
-        cpu_number: number of its ``ElementType`` in embeddings/kernels/cpu/src/interface.h; None if that kernel lacks
-            it.
         in_jobs: True if a job may ask for it.
         in_rows: True if rows may have this type, for which each kernel needs its own rounding; else only state may.
         holds_mean_squares: True if it can hold running means of squares. Values below its smallest number become 0, and
@@ -27,7 +25,6 @@ class ElementType:
     name: str
     num_bytes: int
     compute: str = COMPUTE_TYPE
-    cpu_number: int | None = None
     in_jobs: bool = True
     in_rows: bool = True
     holds_mean_squares: bool = True
@@ -36,10 +33,10 @@ class ElementType:
 ELEMENT_TYPES: dict[str, ElementType] = {
     one.name: one
     for one in (
-        ElementType(name="float64", num_bytes=8, compute="float64", cpu_number=0, in_jobs=False),
-        ElementType(name="float32", num_bytes=4, cpu_number=1),
-        ElementType(name="float16", num_bytes=2, cpu_number=2, holds_mean_squares=False),
-        ElementType(name="bfloat16", num_bytes=2, cpu_number=3),
+        ElementType(name="float64", num_bytes=8, compute="float64", in_jobs=False),
+        ElementType(name="float32", num_bytes=4),
+        ElementType(name="float16", num_bytes=2, holds_mean_squares=False),
+        ElementType(name="bfloat16", num_bytes=2),
     )
 }
 """Types, keyed by name, in the order in which error messages list them."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, c_double, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from typing import Any
 
 import torch
 
 from embeddings.kernels.cpu.build import SOURCES, library_path
-from embeddings.tables.element_types import ELEMENT_TYPES
 
 BAD_ID, BAD_OFFSETS = 1, 2
 
@@ -72,7 +71,6 @@ LookupCall, UpdateCall, SwapCall, KeepMaskCall = (
 DenseCall, CrossCall, FieldsCall = (_STRUCTURES[f"{name}Call"] for name in ("Dense", "Cross", "Fields"))
 
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "rule": (c_int32, [c_char_p]),
     "scratch_new": (c_void_p, []),
     "scratch_free": (None, [c_void_p]),
     "lookup": (None, [POINTER(LookupCall)]),
@@ -111,30 +109,38 @@ def library() -> Any:
     return loaded
 
 
+def _numbers(header: str, enum: str) -> dict[str, int]:
+    """Return the numbers of an enum's entries, keyed by their names in lower case."""
+    (names,) = re.findall(rf"^enum {enum} : int32_t {{ (.*) }};", (SOURCES / header).read_text("utf-8"), re.M)
+    return {name.lower(): number for number, name in enumerate(names.split(", "))}
+
+
+_RULES, _TYPES = _numbers("update.h", "Rule"), _numbers("elements.h", "ElementType")
+
+
 def rule_number(name: str) -> int:
     """Return the number of an update rule (``embeddings.optim.base.RowOptimizer.rule``).
 
     Raises:
         ValueError: The compiled kernels have no such rule.
     """
-    number: int = library().rule(name.encode())
-    if number < 0:
+    if name not in _RULES:
         raise ValueError(
             f"the cpu kernel has no update rule '{name}': add it to src/update.h, or use backend reference"
         )
-    return number
+    return _RULES[name]
 
 
 def type_number(dtype: torch.dtype) -> int:
-    """Return the number of a type of elements (``ElementType`` in src/interface.h).
+    """Return the number of a type of elements.
 
     Raises:
         ValueError: The compiled kernels have no such type; they would take it for float32.
     """
-    known = ELEMENT_TYPES.get(str(dtype).removeprefix("torch."))
-    if known is None or known.cpu_number is None:
+    name = str(dtype).removeprefix("torch.")
+    if name not in _TYPES:
         raise ValueError(
-            f"the cpu kernel has no elements of {dtype}: add them to src/interface.h, src/elements.h and "
-            "embeddings/tables/element_types.py, or use backend reference"
+            f"the cpu kernel has no elements of {dtype}: add them to src/elements.h and src/kernel.cpp, or use backend "
+            "reference"
         )
-    return known.cpu_number
+    return _TYPES[name]

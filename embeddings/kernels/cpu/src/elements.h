@@ -8,6 +8,9 @@
 #define EVENKEEL_SIMD _Pragma("omp simd")
 #define EVENKEEL_INLINE __attribute__((always_inline)) inline
 
+// How an element is stored, by torch's names. Sums and outputs are float, and double where rows are double.
+enum ElementType : int32_t { FLOAT64, FLOAT32, FLOAT16, BFLOAT16 };
+
 struct Float16 { uint16_t bits; };
 struct BFloat16 { uint16_t bits; };
 

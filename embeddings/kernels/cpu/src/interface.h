@@ -4,12 +4,8 @@
 
 #include <cstdint>
 
-// How an element is stored. Sums and outputs are float, and double where rows are double.
-enum ElementType : int32_t { FLOAT64, FLOAT32, FLOAT16, BFLOAT16 };
-
-// The rules of row optimizers; RULES (update.h) has their names.
-enum Rule : int32_t { SGD, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM, ROWWISE_ADAM, LAST_RULE = ROWWISE_ADAM };
-
+enum ElementType : int32_t;  // elements.h
+enum Rule : int32_t;         // update.h
 enum Status : int32_t { OK, NO_MEMORY };
 enum Fault : int64_t { NO_FAULT, BAD_ID, BAD_OFFSETS };
 

@@ -1,8 +1,6 @@
 // What Python calls, and which code each call takes. Built once for each level of instructions; the bits are the same.
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
-#include <iterator>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -73,12 +71,6 @@ template <class Real>
 Entries entries_of(const UpdateCall& call) { return sort_entries<Real>(call, *static_cast<Scratch*>(call.scratch)); }
 
 }  // namespace
-
-EVENKEEL_API int32_t evenkeel_rule(const char* name) {
-  for (int32_t rule = 0; rule < int32_t(std::size(RULES)); ++rule)
-    if (!std::strcmp(name, RULES[rule])) return rule;
-  return -1;
-}
 
 EVENKEEL_API void* evenkeel_scratch_new() { return new (std::nothrow) Scratch; }
 EVENKEEL_API void evenkeel_scratch_free(void* scratch) { delete static_cast<Scratch*>(scratch); }

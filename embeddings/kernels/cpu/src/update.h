@@ -1,8 +1,6 @@
 // The update: each touched row is read, updated by its optimizer and written, by one thread.
 #pragma once
 
-#include <iterator>
-
 #include "sort.h"
 
 constexpr uint32_t ROUNDING_STREAM = 0x40000000;  // embeddings.optim.stochastic_rounding.STREAM
@@ -56,6 +54,9 @@ void descend(const Row<W, S, Real>& row, Real keep, Real pace) {
 
 template <class Real>
 Real mean_square(const Real* g, int64_t dim) { return Real(sum_of_squares(g, dim) / double(dim)); }
+
+// Rules by the names that embeddings.optim gives them.
+enum Rule : int32_t { SGD, ADAGRAD, ROWWISE_ADAGRAD, RMSPROP, ADAM, ROWWISE_ADAM };
 
 // Each rule is made once a step and moves rows: embeddings.optim has what they compute.
 template <class Real>
@@ -296,10 +297,6 @@ void update_rows(const UpdateCall& call, const Entries& entries, Scratch& scratc
     }
   });
 }
-
-// By their numbers, the names that embeddings.optim gives the rules.
-constexpr const char* RULES[] = {"sgd", "adagrad", "rowwise_adagrad", "rmsprop", "adam", "rowwise_adam"};
-static_assert(std::size(RULES) == LAST_RULE + 1, "each rule has a number and a name");
 
 template <class W, class S, int DIM>
 void update_as(const UpdateCall& call, const Entries& entries, Scratch& scratch) {
