@@ -41,7 +41,7 @@ from trainer.checkpoint.format import latest_valid
 from trainer.data.sources.news_log import NewsLog, generate_news
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
-from trainer.publishing.publish import candidate_of, comparison_of
+from trainer.publishing.publish import candidate_of, comparison_of, settings_of
 from trainer.runs.directory import read_run, write_run
 from trainer.runs.lineage import lineage_of
 from trainer.runs.parents import served_checkpoints, start_of
@@ -335,7 +335,7 @@ class Refreshes:
             COLLECTION,
             RefreshRequest(
                 replace(items, norms=items.norms * times),
-                run.job.publish,
+                settings_of(run.job.publish),
                 parent_version=run.parent_version,
                 model=run.job.model.kind,
                 job_id="norms",

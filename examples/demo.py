@@ -28,14 +28,14 @@ import numpy as np
 import pyarrow.dataset as pads
 from safetensors.numpy import load as load_safetensors
 
-from embeddings.refresh.publish import RefreshRequest, publish_candidate
+from embeddings.refresh.publish import RefreshRequest, Settings, publish_candidate
 from embeddings.rff import RandomFourierFeatures
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import FOUND, ItemVectors
 from service.client import Client, ServiceError
 from service.client.http import DEFAULT_URL
 from trainer.runs import run_process
-from trainer.spec import DatasetSpec, JobSpec, Publish, SpecError, load_documents, parse_dataset, parse_job
+from trainer.spec import DatasetSpec, JobSpec, SpecError, load_documents, parse_dataset, parse_job
 
 COLLECTION = "items"
 WINDOW_DAYS = 8
@@ -238,8 +238,8 @@ class Demo:
             if check["verdict"] != "pass":
                 say(f"  {check['metric']:<28} {check['value']:.3f}, threshold {check['threshold']:.3f}")
 
-    def broken_settings(self) -> Publish:
-        return Publish.model_validate({"collection": COLLECTION, "feature": "item"})
+    def broken_settings(self) -> Settings:
+        return Settings()
 
     def fetch(self) -> None:
         """Fetch RFF vectors over HTTP; check dim = 2d, unit norm, and equality with phi recomputed from U."""

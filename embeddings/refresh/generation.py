@@ -9,7 +9,7 @@ from embeddings.refresh.gate_checks.anchor_drift import DRIFT
 from embeddings.refresh.gate_checks.cosines import cosines_of
 from embeddings.refresh.procrustes import TooFewShared, min_shared, procrustes
 from embeddings.refresh.record import RefreshRecord
-from embeddings.refresh.settings import PublishSettings
+from embeddings.refresh.settings import Settings
 from embeddings.store import Collection, CorruptStore, StoreError, UnknownVersion, VersionReader
 from embeddings.vectors.item_vectors import Array, ItemVectors, shared_rows
 
@@ -101,7 +101,7 @@ class Alignment:
         target: Collection,
         parent: VersionReader | None,
         candidate: ItemVectors,
-        publish: PublishSettings,
+        publish: Settings,
         generation: Generation,
         start: VersionReader | None = None,
     ) -> Alignment:

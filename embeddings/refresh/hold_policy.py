@@ -15,7 +15,7 @@ from embeddings.refresh.gate import Check, Verdict
 from embeddings.refresh.gate_checks.registry import subject_of
 from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.record import RefreshRecord
-from embeddings.refresh.settings import GateSettings
+from embeddings.refresh.settings import Gate
 
 FAULTS = frozenset({"run", "rows", "model"})
 """Subjects of failures that are faults: new but valid data does not cause them."""
@@ -44,7 +44,7 @@ class HoldDecision:
 
 def hold_or_release(
     verdict: Verdict,
-    gate: GateSettings,
+    gate: Gate,
     others: Sequence[str],
     held: Sequence[Mapping[str, Any]],
     models: ModelComparison | None,
@@ -87,7 +87,7 @@ def is_fault(check: Check) -> bool:
 
 
 def _not_released(
-    verdict: Verdict, gate: GateSettings, held: Sequence[Mapping[str, Any]], models: ModelComparison | None
+    verdict: Verdict, gate: Gate, held: Sequence[Mapping[str, Any]], models: ModelComparison | None
 ) -> str | None:
     if gate.when_stuck == "hold":
         return "publish.gate.when_stuck is hold"

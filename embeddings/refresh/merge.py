@@ -8,7 +8,7 @@ without any vector is *missing*. Vectors are read only to flag the rows that hav
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,13 +27,6 @@ from embeddings.vectors.lazy_rows import Array
 if TYPE_CHECKING:
     from embeddings.store import VersionReader
     from embeddings.store.tombstones import ErasedIds
-
-
-class ExpirySettings(Protocol):
-    @property
-    def after_publications(self) -> int | None: ...
-    @property
-    def after_days(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ def eligible_rows(items: ItemVectors, norm_floor: float) -> Array:
     return usable
 
 
-def expired(parent: ItemVectors | None, renewed: Array, expiry: ExpirySettings | None, today: int) -> Array:
+def expired(parent: ItemVectors | None, renewed: Array, expiry: Expiry | None, today: int) -> Array:
     """Flag the parent's items that were carried for too long, bool [rows of the parent].
 
     ``renewed``: bool, items found in the run.
@@ -134,7 +127,7 @@ class RemovedItems:
         candidate: ItemVectors,
         retired: Any,
         erased: ErasedIds,
-        expiry: ExpirySettings | None,
+        expiry: Expiry | None,
         today: int,
     ) -> RemovedItems:
         tombstones = np.zeros(0 if parent is None else len(parent), dtype=np.bool_)

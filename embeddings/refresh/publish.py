@@ -49,10 +49,8 @@ from embeddings.refresh.settings import (
     Expiry,
     Gate,
     MovingAverage,
-    PublishSettings,
     Settings,
     View,
-    ViewSettings,
 )
 from embeddings.refresh.usual import usual_metrics
 from embeddings.refresh.windows import shorter_than_before
@@ -117,7 +115,7 @@ class RefreshRequest:
     """
 
     candidate: ItemVectors
-    publish: PublishSettings
+    publish: Settings
     _: KW_ONLY
     job_id: str | None = None
     parent_version: str | None = None
@@ -422,14 +420,12 @@ def _copy_views(target: Collection, parent: VersionReader, generation: int) -> N
         )  # fmt: skip
 
 
-def _create_views(
-    target: Collection, views: Sequence[ViewSettings], candidate: ItemVectors, generation: int
-) -> list[str]:
+def _create_views(target: Collection, views: Sequence[View], candidate: ItemVectors, generation: int) -> list[str]:
     """Create the default views and the requested ones; return an error message for each that cannot be created.
 
     The identity view is left out if a view of its name has other parameters, or is of another collection.
     """
-    views_of_run: list[ViewSettings] = list(views)
+    views_of_run: list[View] = list(views)
     default = default_view(target.name)
     if default not in {view.name for view in views_of_run} and not target.has_view(default, generation):
         views_of_run.insert(0, View(default))

@@ -6,7 +6,7 @@ import numpy as np
 
 from embeddings.refresh.merge import Plan
 from embeddings.refresh.procrustes import turn_rows
-from embeddings.refresh.settings import AverageSettings, EvidenceSettings
+from embeddings.refresh.settings import Evidence, MovingAverage
 from embeddings.vectors.item_vectors import ItemVectors, shared_rows, squares_of, unit_float32, unit_rows
 from embeddings.vectors.lazy_rows import Array, Rows, Vectors, take
 
@@ -64,7 +64,7 @@ class ServedRows(Rows):
         candidate: Vectors,
         rotation: Array | None,
         parent: Vectors | None,
-        ema: AverageSettings | None,
+        ema: MovingAverage | None,
     ):
         super().__init__(len(plan), candidate.shape[1])
         self._plan = plan
@@ -116,7 +116,7 @@ def items_served(served: Plan, rows: ServedRows, previous: ItemVectors | None, c
     )
 
 
-def few_occurrences(candidate: ItemVectors, evidence: EvidenceSettings) -> Array | None:
+def few_occurrences(candidate: ItemVectors, evidence: Evidence) -> Array | None:
     """Flag the candidate's items with fewer than ``min_count`` occurrences, bool [n]; None if none is to be marked."""
     if not evidence.mark_uncertain or candidate.counts is None:
         return None

@@ -1,83 +1,19 @@
-"""Settings of a refresh: protocols for the ``publish`` part of a JobSpec, and dataclasses for use without one."""
+"""Settings of a refresh: those in the ``publish`` part of a JobSpec that it needs, with the same names and defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
-from embeddings.refresh.merge import Expiry, ExpirySettings
+from embeddings.refresh.merge import Expiry
 from embeddings.rff import DEFAULT_SIGMA
 
-__all__ = [
-    "MAX_HELD", "AverageSettings", "Evidence", "EvidenceSettings", "Expiry", "ExpirySettings", "Gate", "GateSettings",
-    "MovingAverage", "PublishSettings", "Settings", "View", "ViewSettings",
-]  # fmt: skip
+__all__ = ["MAX_HELD", "Evidence", "Expiry", "Gate", "MovingAverage", "Settings", "View"]
 MAX_HELD = 3
 """Number of refreshes held in a row that raises an alert."""
 KEEP_GENERATIONS = 2
 """Most earlier generations that a new one has maps to."""
-
-
-class AverageSettings(Protocol):
-    @property
-    def new_weight(self) -> float: ...
-    @property
-    def reset_below_cosine(self) -> float: ...
-
-
-class GateSettings(Protocol):
-    @property
-    def mode(self) -> str: ...
-    @property
-    def limits(self) -> Mapping[str, float]: ...
-    @property
-    def max_held(self) -> int: ...
-    @property
-    def when_stuck(self) -> str: ...
-
-
-class EvidenceSettings(Protocol):
-    @property
-    def min_count(self) -> int: ...
-    @property
-    def mark_uncertain(self) -> bool: ...
-
-
-class ViewSettings(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def dim(self) -> int | None: ...
-    @property
-    def sigma(self) -> float: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def frequencies(self) -> str: ...
-    @property
-    def materialized(self) -> bool: ...
-
-
-class PublishSettings(Protocol):
-    """The ``publish`` part of a JobSpec, which has this shape; :class:`Settings` has it without a JobSpec."""
-
-    @property
-    def align(self) -> bool: ...
-    @property
-    def ema(self) -> AverageSettings | None: ...
-    @property
-    def gate(self) -> GateSettings: ...
-    @property
-    def views(self) -> Sequence[ViewSettings]: ...
-    @property
-    def expire(self) -> ExpirySettings | None: ...
-    @property
-    def evidence(self) -> EvidenceSettings: ...
-    @property
-    def keep_generations(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -132,7 +68,7 @@ class View:
 
 @dataclass(frozen=True)
 class Settings:
-    """Publishing settings outside a JobSpec; the defaults are the JobSpec's.
+    """Publishing settings.
 
     ``keep_generations``: most earlier generations that a new one has maps to.
     """

@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 import pytest
 
+from embeddings.refresh.publish import Gate, Settings
 from tests.service.forked_service import Forked, evenkeel
 from trainer.runs import run_process
-from trainer.spec import Publish
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROWS = 20_000
@@ -114,9 +114,8 @@ def test_a_gate_that_is_off_takes_demo_ok_away(
         def run(self) -> None:
             self.hold_broken_refresh()
 
-        def broken_settings(self) -> Publish:
-            settings: Publish = super().broken_settings()
-            return settings.model_copy(update={"gate": settings.gate.model_copy(update={"mode": "off"})})
+        def broken_settings(self) -> Settings:
+            return Settings(gate=Gate("off"))
 
     before = published.client.version("items")["version"]
     assert lead(published, GateOff, monkeypatch) == 1

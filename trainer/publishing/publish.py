@@ -17,6 +17,7 @@ import torch
 from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.procrustes import min_shared
 from embeddings.refresh.publish import RefreshRequest, publish_candidate
+from embeddings.refresh.settings import Evidence, Expiry, Gate, MovingAverage, Settings, View
 from embeddings.sinks.follow import attach, wait
 from embeddings.store import Collection, Store, StoreError, StoreUnavailable, VersionReader, open_store
 from embeddings.store.generation_maps import in_words
@@ -40,6 +41,7 @@ from trainer.runs.lineage import lineage_of
 from trainer.runs.model_comparison import read_comparison
 from trainer.runs.published_epoch import quality_of
 from trainer.runs.uplink import fence
+from trainer.spec.publish import Publish
 
 NORM_FLOOR = 1e-12
 
@@ -96,7 +98,7 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
         spec.collection,
         RefreshRequest(
             vectors,
-            spec,
+            settings_of(spec),
             job_id=run.run_id,
             parent_version=parent_version,
             start_version=run.start_version,
@@ -135,6 +137,19 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
         "proposed_canary": publication.proposed_canary,
         **({} if comparison is None else {"comparison": comparison.as_json()}),
     }
+
+
+def settings_of(publish: Publish) -> Settings:
+    """Return the settings that the refresh stage needs."""
+    return Settings(
+        align=publish.align,
+        ema=None if publish.ema is None else MovingAverage(**dict(publish.ema)),
+        gate=Gate(**dict(publish.gate)),
+        views=tuple(View(**dict(view)) for view in publish.views),
+        expire=None if publish.expire is None else Expiry(**dict(publish.expire)),
+        evidence=Evidence(**dict(publish.evidence)),
+        keep_generations=publish.keep_generations,
+    )
 
 
 def wait_for_sinks(run: Run, pause: Callable[[], None]) -> None:

@@ -64,12 +64,10 @@ def test_a_collection_goes_without_a_raw_view_whose_name_is_taken(store: Store, 
     assert collection.view("songs_raw")["sigma"] == 0.9
 
 
-def test_settings_of_a_job_spec_are_taken_as_they_are(store: Store, collection: Collection) -> None:
-    from trainer.spec import Publish
-
-    spec = Publish.model_validate({"collection": "items", "feature": "item", "views": [{"name": "v", "sigma": 0.5}]})
-    assert publish(store, retrained(0), spec).status == "published"
-    assert publish(store, retrained(1), spec).status == "published"
+def test_views_of_the_settings_are_created_once(store: Store, collection: Collection) -> None:
+    settings = Settings(views=(View("v", sigma=0.5),))
+    assert publish(store, retrained(0), settings).status == "published"
+    assert publish(store, retrained(1), settings).status == "published"
     assert {view["name"] for view in collection.views()} == {"items_raw", "items_rff", "v"}
 
 

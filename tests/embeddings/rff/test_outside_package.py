@@ -27,6 +27,7 @@ from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from service.core.settings import Settings
 from tests.service.service_kit import client_of, running
+from trainer.publishing.publish import settings_of
 from trainer.spec import Publish
 
 home = Path(sys.argv[1])
@@ -37,7 +38,7 @@ publish = Publish.model_validate({
     "views": [{"name": "signs", "kind": "signed_projection", "dim": 64, "materialized": True}],
 })
 store = open_store(settings.store_url)
-request = RefreshRequest(ItemVectors(np.arange(40), rows), publish)
+request = RefreshRequest(ItemVectors(np.arange(40), rows), settings_of(publish))
 assert publish_candidate(store, "items", request).status == "published"
 unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
 

@@ -11,13 +11,12 @@ from typing import Any
 import httpx
 import numpy as np
 
-from embeddings.refresh.publish import RefreshRequest, publish_candidate
+from embeddings.refresh.publish import RefreshRequest, Settings, publish_candidate
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors
 from embeddings.vectors.user_vectors import SeenLists, UserVectors
 from tests.service import serving
 from tests.service.serving import Served
-from trainer.spec import Publish
 
 COLLECTION = "items"
 DIM, NUM_ITEMS, NUM_USERS = 16, 480, 40
@@ -81,7 +80,6 @@ def publish_versions(served: Served, ids: dict[str, str]) -> dict[str, Any]:
     store = open_store(served.settings.store_url)
     centres = random.standard_normal((8, DIM)) * 2
     rows = centres[random.integers(0, len(centres), NUM_ITEMS)] + random.standard_normal((NUM_ITEMS, DIM)) * 0.5
-    publish = Publish.model_validate({"collection": COLLECTION, "feature": "item"})
     outcome = None
     for night in range(7):
         parent = None if outcome is None else outcome.version
@@ -96,7 +94,7 @@ def publish_versions(served: Served, ids: dict[str, str]) -> dict[str, Any]:
             COLLECTION,
             RefreshRequest(
                 candidate,
-                publish,
+                Settings(),
                 job_id=ids["adam-ar"] if night == 6 else None,
                 parent_version=parent,
                 model="m",
@@ -111,7 +109,7 @@ def publish_versions(served: Served, ids: dict[str, str]) -> dict[str, Any]:
         COLLECTION,
         RefreshRequest(
             ItemVectors(candidate.ids, shuffled),
-            publish,
+            Settings(),
             job_id=ids["drifted"],
             parent_version=outcome.version,
             model="m",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from embeddings.refresh.settings import Settings
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import CARRIED, FOUND, UNCERTAIN, ItemVectors
 from trainer.checkpoint.format import latest_valid
@@ -16,14 +18,33 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import build
 from trainer.launch.driver import execute
 from trainer.launch.on_host import single_rank_group, start_ranks
-from trainer.publishing.publish import item_vectors, with_held_rows
+from trainer.publishing.publish import item_vectors, settings_of, with_held_rows
 from trainer.runs.directory import read_run, write_run
 from trainer.runs.protocol import EXIT_RETRYABLE
-from trainer.spec import parse_dataset
+from trainer.spec import Publish, parse_dataset
 
 pytestmark = pytest.mark.slow
 
 PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "off"}}
+
+
+SETTINGS = {
+    "align": False, "ema": {"new_weight": 0.5, "reset_below_cosine": 0.1}, "keep_generations": 5,
+    "gate": {"mode": "report", "limits": {"cosine_p5": 0.5}, "max_held": 7, "when_stuck": "hold"},
+    "views": (
+        {
+            "name": "v", "kind": "exponential", "dim": 64, "sigma": 0.5, "seed": 9, "frequencies": "gaussian",
+            "materialized": True,
+        },
+    ),
+    "expire": {"after_publications": 3, "after_days": None}, "evidence": {"min_count": 2, "mark_uncertain": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [{}, SETTINGS, {"ema": None, "expire": None}])
+def test_the_refresh_stage_gets_each_setting_of_the_job(changes):
+    spec = Publish.model_validate({"collection": "items", "feature": "item"} | changes)
+    assert dataclasses.asdict(settings_of(spec)) == dataclasses.asdict(Settings()) | changes
 
 
 def gathered(run, decay: bool):

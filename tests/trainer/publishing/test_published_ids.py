@@ -12,6 +12,7 @@ from embeddings.store import open_store
 from embeddings.vectors.item_vectors import ItemVectors, keys_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.launch.driver import execute
+from trainer.publishing.publish import settings_of
 
 JOB = {"model": {"kind": "bpr", "loss": "bpr", "embedding_dim": 4}, "sse": {}}
 PUBLISH = {"collection": "items", "feature": "item", "gate": {"mode": "off"}}
@@ -62,7 +63,7 @@ def run_beside(make_run, tmp_path, served, ids):
     publish_candidate(
         open_store(run.store_url),
         "items",
-        RefreshRequest(candidate, run.job.publish, job_id="first", parent_version=None),
+        RefreshRequest(candidate, settings_of(run.job.publish), job_id="first", parent_version=None),
     )
     return run
 
