@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.web.content.held import why_held
+from trainer.runs import starvation
 from trainer.spec.evaluation import figures_named
 from trainer.spec.stored_specs import StoredJob
 
@@ -14,13 +15,13 @@ from trainer.spec.stored_specs import StoredJob
 def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
     """Return a job's row in a list: its fields, with percent done, duration, last metrics and reasons for a hold."""
     progress, publication = job["progress"] or {}, job["publication"] or {}
-    begun, ended = job["started_at"], job["finished_at"]
     return {
         **job,
         "percent": percent_prepared(job["preparation"]) if job["preparation"] else percent_done(job["state"], progress),
         "epoch": f"{progress['epoch']}/{progress['epochs']}" if progress.get("epochs") else "",
         "rate": progress.get("examples_per_second"),
-        "seconds": None if begun is None else ((ended or now) - begun).total_seconds(),
+        "starved": starvation.in_words(progress.get("starved")) if job["state"] == "running" else None,
+        "seconds": seconds_of(job, now),
         "auc": last_auc(job["metrics"]),
         "rmse": last_value(job["metrics"], "rmse"),
         "published": publication.get("status") if publication.get("status") != "none" else None,
@@ -31,6 +32,12 @@ def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
         "released": publication.get("released"),
         "optimizer": StoredJob(job["spec"]).optimizer_kind,
     }
+
+
+def seconds_of(job: Mapping[str, Any], now: datetime.datetime) -> float | None:
+    """Return the time that a job took, or has taken so far; None if it has not started."""
+    begun: datetime.datetime | None = job["started_at"]
+    return None if begun is None else ((job["finished_at"] or now) - begun).total_seconds()
 
 
 def percent_prepared(preparation: Mapping[str, Any]) -> int | None:

@@ -62,12 +62,12 @@ function startContent(content) {
 
   function exchange(old, fresh) {
     const open = [...old.querySelectorAll("details[open]")].map((one) => one.id);
-    const chosen = [...old.querySelectorAll("input:checked")].map((one) => one.id);
+    const chosen = [...old.querySelectorAll("input[type=checkbox]")].map((one) => [one.id, one.checked]);
     const typed = [...old.querySelectorAll("input[id]:not([type=checkbox]), select[id]")].map((one) => [one.id, one.value]);
     const focused = old.contains(document.activeElement) ? document.activeElement.id || document.activeElement.closest("details")?.id : "";
     old.replaceWith(fresh);
     for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-    for (const id of chosen) if (id && document.getElementById(id)) document.getElementById(id).checked = true;
+    for (const [id, checked] of chosen) if (document.getElementById(id)) document.getElementById(id).checked = checked;
     for (const [id, value] of typed) if (document.getElementById(id)) document.getElementById(id).value = value;
     if (focused) {
       const again = document.getElementById(focused);

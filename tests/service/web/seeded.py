@@ -147,7 +147,7 @@ def _jobs(served: Served, ids: dict[str, str], held: dict[str, Any]) -> None:
         "drifted": {
             "state": "succeeded", "progress": done, "publication": held, "lineage": {**lineage, "drift": DRIFT},
         },
-        "nightly": {"state": "running", "progress": {**done, "epoch": 3, "step": 500}},
+        "nightly": {"state": "running", "progress": {**done, "epoch": 3, "step": 500, "starved": 0.55}},
     }.items():  # fmt: skip
         ended = {} if columns["state"] == "running" else {"finished_at": _ago(minutes=12)}
         served.set_job(ids[name], **began, **ended, **columns)
@@ -176,8 +176,10 @@ def _jobs(served: Served, ids: dict[str, str], held: dict[str, Any]) -> None:
         run_dir.mkdir(parents=True)
         (run_dir / "log.txt").write_text("".join(f"step {step}: loss {0.7 - step / 2000:.3f}\n" for step in range(500)))
         told = [
-            {"attempt": 1, "type": "progress", "step": step, "loss": 0.7 - step / 2000,
-             "examples_per_second": 90_000 + 8000 * np.sin(step / 40)}
+            {"time": _ago(seconds=2400 - 2 * step).replace(" ", "T") + "Z", "attempt": 1, "type": "progress",
+             "step": step, "loss": 0.7 - step / 2000, "examples_per_second": 90_000 + 8000 * np.sin(step / 40),
+             "cores": 3.6 - 2.0 * (step > 500), "starved": 0.05 + 0.5 * (step > 500),
+             "memory_bytes": int(2**30 * (1.1 - 0.6 * np.exp(-step / 90)))}
             for step in range(0, 800, 10)
         ]  # fmt: skip
         (run_dir / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in told))

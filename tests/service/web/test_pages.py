@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -159,7 +160,8 @@ async def test_pages_say_what_there_is(app, client, stranger, admin_key: str, se
             "every-night", "0 3 * * *", "Europe/Berlin", "disk: ok", "Next runs", "Recently finished",
         ),
         "/dashboard/jobs": (
-            ids["adam"], "0.7495", "mean_cosine 0.10 is below 0.85", "column 'click' holds <NaN> clean it",
+            ids["adam"], "AUC, validation", "0.7510", "0.7500", "AUC per epoch, of the jobs above",
+            "mean_cosine 0.10 is below 0.85", "column 'click' holds <NaN> clean it",
             "best 0.7410 at epoch 1, last 0.7010", "best 0.7510 at epoch 3, last 0.7505", "items v000001",
         ),
         f"/dashboard/jobs/{ids['adam']}": (
@@ -209,7 +211,7 @@ async def test_a_model_is_shown_beside_the_served_one(app, client, stranger, adm
             mine = tables.job.c.id == ids[name]
             await connection.execute(tables.job.update().where(mine).values(publication=publication))
     await signed_in(stranger, admin_key)
-    row = "country=de auc 0.6517 0.7877 -0.0411 to -0.0309 5,000"
+    row = "country=de AUC 0.6517 0.7877 -0.0411 to -0.0309 5,000"
     pages = {
         f"/dashboard/jobs/{ids['adam']}": row,
         f"/v1/jobs/{ids['adam']}/report": row,
@@ -343,6 +345,65 @@ async def test_the_list_is_filtered_and_goes_page_by_page(
     refused = await stranger.get("/dashboard/jobs?cursor=nonsense")
     assert refused.status_code == 422
     assert "is not a cursor of this list" in str(Text(refused.text))
+
+
+async def test_the_table_of_jobs_is_sorted_by_every_column_and_the_address_says_how(
+    app, client, stranger, admin_key: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    ids = await fill(app, client, settings)
+    names = {job_id: name for name, job_id in ids.items()}
+    await signed_in(stranger, admin_key)
+
+    async def shown(query: str) -> tuple[str, list[str]]:
+        page = (await stranger.get(f"/dashboard/jobs{query}")).text
+        return page, [names[one] for one in re.findall(r'<input type="checkbox" name="job" value="(\w+)"', page)]
+
+    page, newest_first = await shown("?label=")
+    assert newest_first == ["waiting", "broken", "nightly", "adam-ar", "adam"]
+    headings = re.findall(r'<th scope="col"[^>]*><a href="([^"]+)">(.*?)</a>', page)
+    links = {re.sub("<[^>]+>", "", title): html.unescape(link) for link, title in headings}
+    best_first = ["adam-ar", "nightly", "adam", "waiting", "broken"]
+    expected = {
+        "Job": ["adam", "adam-ar", "broken", "nightly", "waiting"],
+        "State": ["broken", "waiting", "nightly", "adam-ar", "adam"],
+        "AUC, validation": best_first,
+        "AUC, test": best_first,
+        "Best epoch": ["adam", "nightly", "adam-ar", "waiting", "broken"],
+        "optimizer.kind": ["adam", "broken", "nightly", "adam-ar", "waiting"],
+        "optimizer.decay": ["waiting", "adam", "broken", "nightly", "adam-ar"],
+        "Published": ["adam-ar", "broken", "waiting", "nightly", "adam"],
+        "Created": newest_first,
+    }
+    assert links.keys() == {*expected, "Took"}
+    for title, order in expected.items():
+        sorted_page, found = await shown(links[title])
+        assert found == order, title
+        (direction,) = re.findall(r'aria-sort="(\w+)"', sorted_page)
+        (other,) = re.findall(r'aria-sort="\w+"><a href="([^"]+)"', sorted_page)
+        back, reverse = await shown(html.unescape(other))
+        assert f'aria-sort="{"descending" if direction == "ascending" else "ascending"}"' in back
+        assert sorted(reverse) == sorted(order)
+        assert reverse != order, title
+    # Smaller log losses come first; what else the address asks for stays in the links, but for the page.
+    page, _ = await shown("?metric=logloss&state=succeeded&sort=took&start=0&cursor=&parameter=epochs")
+    (link,) = re.findall(r'<a href="([^"]+)">log loss, test</a>', page)
+    assert html.unescape(link) == "?metric=logloss&state=succeeded&parameter=epochs&sort=test"
+    assert "log loss per epoch, of the jobs above" in page
+    assert 'data-label="epochs">4</td>' in page
+    assert 'data-label="optimizer.kind"' not in page
+    monkeypatch.setattr(jobs, "NUM_JOBS", 2)
+    monkeypatch.setattr(jobs, "SORTED_JOBS", 4)
+    page, first = await shown("?sort=-test")
+    assert first == ["adam-ar", "nightly"]
+    assert "Sorted: the newest 4 of the jobs that match." in page
+    (older,) = re.findall(r'<a href="([^"]+)" rel="next">Older', page)
+    page, second = await shown(html.unescape(older))
+    assert second == ["waiting", "broken"]
+    assert 'rel="next"' not in page
+    assert '<a href="?sort=-test">Newest</a>' in page
+    refused = await stranger.get("/dashboard/jobs?sort=nonsense")
+    assert refused.status_code == 422
+    assert "there is no column 'nonsense'" in str(Text(refused.text))
 
 
 async def test_what_is_not_there_is_a_page_that_says_so(stranger, admin_key: str):
