@@ -42,7 +42,7 @@ SPEED: tuple[Told, ...] = (
 USE: tuple[Told, ...] = (
     ("memory_bytes", "Resident memory of all ranks", "GiB", lambda number: number / 2**30),
     ("cores", "Processors that all ranks ran on", "cores", float),
-    ("starved", "Processor time got, of what the rank with the least wanted", "%", lambda share: 100 * (1 - share)),
+    ("starved", "Share of the wanted processor time, rank with the least", "%", lambda share: 100 * (1 - share)),
 )
 
 
