@@ -10,9 +10,11 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow as pa
 
 from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.store import open_store
+from embeddings.vectors.item_columns import ItemColumns
 from embeddings.vectors.item_vectors import ItemVectors
 from embeddings.vectors.user_vectors import SeenLists, UserVectors
 from tests.service import serving
@@ -21,6 +23,7 @@ from trainer.spec import Publish
 
 COLLECTION = "items"
 DIM, NUM_ITEMS, NUM_USERS = 16, 480, 40
+GENRES = ("comedy", "drama", "crime", "war", "music", "western", "news", "family")
 CURVES = {
     "adam": [0.741, 0.733, 0.712, 0.701],
     "adam-ar": [0.738, 0.749, 0.753, 0.7545],
@@ -80,7 +83,8 @@ def publish_versions(served: Served, ids: dict[str, str]) -> dict[str, Any]:
     random = np.random.default_rng(7)
     store = open_store(served.settings.store_url)
     centres = random.standard_normal((8, DIM)) * 2
-    rows = centres[random.integers(0, len(centres), NUM_ITEMS)] + random.standard_normal((NUM_ITEMS, DIM)) * 0.5
+    clusters = random.integers(0, len(centres), NUM_ITEMS)
+    rows = centres[clusters] + random.standard_normal((NUM_ITEMS, DIM)) * 0.5
     publish = Publish.model_validate({"collection": COLLECTION, "feature": "item"})
     outcome = None
     for night in range(7):
@@ -90,7 +94,12 @@ def publish_versions(served: Served, ids: dict[str, str]) -> dict[str, Any]:
         candidate = ItemVectors(np.arange(1, NUM_ITEMS + 1) * 10, turned.astype(np.float32))
         # User u likes what is near item 10 u, the one item that it has had; the first version has no users.
         had = SeenLists(candidate.keys, np.arange(NUM_USERS), np.arange(NUM_USERS + 1))
-        users = UserVectors(np.arange(1, NUM_USERS + 1), turned[:NUM_USERS].astype(np.float32), had, unit_items=True)
+        genres = [GENRES[cluster] for cluster in clusters]
+        texts = {"genre": genres, "title": [f"The {genre} of number {row}" for row, genre in enumerate(genres)]}
+        columns = ItemColumns(candidate.keys, {name: pa.array(one, pa.large_string()) for name, one in texts.items()})
+        users = UserVectors(
+            np.arange(1, NUM_USERS + 1), turned[:NUM_USERS].astype(np.float32), had, unit_items=True, columns=columns
+        )
         outcome = publish_candidate(
             store,
             COLLECTION,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fastapi import APIRouter
 
+from embeddings.vectors.item_columns import ItemColumns
 from service.api.routes import dashboard
 from service.core import tables
 from service.core.settings import Settings
@@ -240,6 +243,59 @@ async def test_a_collection_with_users_asks_for_one(stranger, admin_key: str, se
     page = (await stranger.get("/dashboard/collections/items")).text
     assert "Recommend for user ID" in page
     assert re.findall(r"<option[^>]*>(v\d+)", page[page.index('id="r-version"') :])[0] == "v000002"
+
+
+async def test_neighbours_and_recommended_items_have_their_words(client, stranger, admin_key: str, settings: Settings):
+    columns = ItemColumns(
+        np.arange(1, 51) * 10, {"title": pa.array([f"<b>{one}" for one in range(1, 51)], pa.large_string())}
+    )
+    published.publish(settings, seed=1)
+    published.publish(settings, users=dataclasses.replace(published.users_of([1, 2], [10, 20]), columns=columns))
+    await signed_in(stranger, admin_key)
+    page = await stranger.get("/dashboard/parts/neighbors/items?wanted=30&version=v000002&other=v000001")
+    found = {}
+    for version in ("v000002", "v000001"):
+        answer = await client.post("/v1/collections/items/neighbors", json={"id": 30, "version": version})
+        found[version] = [one["id"] for one in answer.json()["items"]]
+    left, right = page.text.split("<h3>")[1:]
+    for version, listed in (("v000002", left), ("v000001", right)):
+        assert listed.startswith(version)
+        assert [int(one) for one in re.findall(r'data-item="(\d+)"', listed)] == found[version]
+        assert listed.count("only here") == len({*found[version]} - ({*found["v000002"]} & {*found["v000001"]}))
+    assert f"&lt;b&gt;{found['v000002'][0] // 10}" in left
+    assert "&lt;b&gt;" not in right  # it has no users, and so no columns
+    page = await stranger.get("/dashboard/parts/recommended/items?user=1&version=v000002&unseen=on")
+    body = {"users": [1], "k": 20, "exclude_seen": True}
+    (user,) = (await client.post("/v1/collections/items/recommend", json=body)).json()["users"]
+    assert [int(one) for one in re.findall(r'data-item="(\d+)"', page.text)] == [one["id"] for one in user["items"]]
+    assert f"&lt;b&gt;{user['items'][0]['id'] // 10}" in page.text
+    for address, status, text in (
+        ("neighbors/items?wanted=7", 404, "Version v000002 has no item"),
+        ("neighbors/items?wanted=bob", 422, "id 'bob' is not an integer"),
+        ("neighbors/none?wanted=7", 404, "there is no collection 'none'"),
+        ("recommended/items?user=3", 404, "v000002 has no user 3."),
+        ("recommended/items?user=1&version=v000001", 409, "has no users"),
+    ):
+        refused = await stranger.get(f"/dashboard/parts/{address}")
+        assert (refused.status_code, text in refused.json()["detail"]) == (status, True), (address, refused.text)
+
+
+async def test_the_map_is_read_in_words(stranger, admin_key: str, settings: Settings):
+    published.publish(settings, seed=1)
+    await signed_in(stranger, admin_key)
+    kinds = pa.array([["red", "blue"][one % 2] for one in range(50)], pa.large_string())
+    columns = ItemColumns(np.arange(1, 51) * 10, {"kind": kinds})
+    published.publish(settings, users=dataclasses.replace(published.users_of([1]), columns=columns))
+    page = (await stranger.get("/dashboard/parts/versions/items?colour=kind")).text
+    said = str(Text(page))
+    for text in (
+        "Drawn are 50 of the 50 items that have a vector in both versions, which are all;",
+        "(coloured by kind)", "along the two of 8 directions", "red 25", "blue 25", "on average over 50 items",
+    ):  # fmt: skip
+        assert text in said, text
+    assert page.count('class="now series-1"') == page.count('class="now series-2"') == 25
+    assert '<option value="kind" selected>by kind</option>' in page
+    assert "coloured by" not in (await stranger.get("/dashboard/parts/versions/items")).text
 
 
 async def test_many_reasons_are_folded_and_whole(app, client, stranger, admin_key: str, settings: Settings):
