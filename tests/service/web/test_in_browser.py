@@ -268,6 +268,30 @@ def test_a_spec_is_validated_while_it_is_typed(page: Any, served: Served):
     page.complaints.clear()  # the browser notes each 422 of a dry run
 
 
+def test_a_spec_is_written_as_yaml(page: Any, served: Served, api: httpx.Client):
+    """It fills the form, and a change of a field makes JSON of it."""
+    show(page, served, "/dashboard/submit")
+    editor = page.get_by_label("Spec, as JSON")
+    editor.fill("name: by-yaml\nmodel: {kind: dnn\n")
+    page.get_by_text("is not YAML: while parsing a flow mapping").wait_for()
+    assert editor.get_attribute("aria-invalid") == "true"
+    page.complaints.clear()  # the browser notes the 422
+    editor.fill("# a comment\nname: by-yaml\ndataset: {name: clicks}\nmodel:\n  kind: dnn\nepochs: 3\n")
+    page.get_by_text("Valid. Predicted").wait_for()
+    epochs = page.get_by_label("epochs", exact=True)
+    assert epochs.input_value() == "3"
+    assert editor.input_value().startswith("# a comment")
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_role("heading", name="by-yaml queued").wait_for()
+    assert api.get(f"/v1/jobs/{page.url.rpartition('/')[2]}").json()["spec"]["epochs"] == 3
+    show(page, served, "/dashboard/submit")
+    editor.fill("name: at-once\ndataset: {name: clicks}\nmodel: {kind: dnn}\n")
+    epochs.fill("5")  # before the text is read
+    page.get_by_text("Valid. Predicted").wait_for()
+    spec = json.loads(editor.input_value())
+    assert (spec["name"], spec["epochs"], epochs.input_value()) == ("at-once", 5, "5")
+
+
 def test_the_form_of_the_schema_writes_the_spec(page: Any, served: Served, api: httpx.Client):
     def field(name: str) -> Any:
         return page.get_by_label(name, exact=True)
@@ -328,7 +352,7 @@ def test_a_form_takes_things_away_again_and_follows_the_text(page: Any, served: 
     editor.fill(json.dumps(json.loads(editor.input_value()) | {"batch_size": 77}))
     assert page.get_by_label("batch_size", exact=True).input_value() == "77"
     editor.fill("[]")
-    page.get_by_text("A spec is an object, in braces.").wait_for()
+    page.get_by_text("a spec is one mapping of fields, that of the job").wait_for()
     editor.fill('{"dataset": "clicks", "model": {"kind": "dnn"}}')
     page.get_by_label("dataset.name required", exact=True).select_option("clicks")
     assert json.loads(editor.input_value())["dataset"] == {"name": "clicks"}

@@ -462,6 +462,41 @@ async def test_the_table_of_jobs_is_sorted_by_every_column_and_the_address_says_
     assert "there is no column 'nonsense'" in str(Text(refused.text))
 
 
+async def test_a_spec_of_yaml_is_read_as_the_command_line_reads_it(stranger, admin_key: str):
+    async def read(text: str) -> Any:
+        return await stranger.post("/dashboard/parts/spec", content=text.encode(), headers=ORIGIN)
+
+    assert (await read("name: x")).status_code == 401
+    await signed_in(stranger, admin_key)
+    text = (
+        "---\nname: x  # why\ndataset: {name: clicks, window: {start: 2026-01-02}}\nhidden: &a [3, 2]\nagain: *a\n---\n"
+    )
+    window = {"start": "2026-01-02"}
+    answer = await read(text)
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {
+        "name": "x", "dataset": {"name": "clicks", "window": window}, "hidden": [3, 2], "again": [3, 2],
+    }  # fmt: skip
+    doubling = "a0: &a0 [1, 2]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 45))
+    for refused, message in (
+        ("a: 1\na: 2", "the key 'a' occurs twice"),
+        ("name: [", "is not YAML"),
+        ("[" * 2000, "is not YAML"),
+        ("- 1", "a spec is one mapping of fields"),
+        ("", "a spec is one mapping of fields"),
+        ("name: a\n---\nname: b", "a spec is one mapping of fields"),
+        (doubling, "it has more than 65536 characters as JSON"),
+        ("a: &a [*a]", "cannot be written as JSON"),
+        ("a: .nan", "cannot be written as JSON"),
+        ("a: " + "x" * 2**16, "the text has more than 65536 characters"),
+    ):
+        answer = await read(refused)
+        assert answer.status_code == 422, refused[:50]
+        assert message in answer.json()["detail"], (refused[:50], answer.text)
+    for origin in ({}, {"Origin": "http://evil.example"}):
+        assert (await stranger.post("/dashboard/parts/spec", content=b"a: 1", headers=origin)).status_code == 403
+
+
 async def test_what_is_not_there_is_a_page_that_says_so(stranger, admin_key: str):
     await signed_in(stranger, admin_key)
     for address, text in {
