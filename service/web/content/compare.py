@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from service.core import tables
@@ -90,7 +90,7 @@ def last_figures(jobs: list[dict[str, Any]], metrics: list[str]) -> list[dict[st
     return rows
 
 
-def differences(documents: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+def differences(documents: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """Return (path, each document's value) of every field that is not the same in all of them."""
     flat = [{path: ABSENT if value is None else str(value) for path, value in leaves(one)} for one in documents]
     paths = dict.fromkeys(path for fields in flat for path in fields)

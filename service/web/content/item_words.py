@@ -40,7 +40,9 @@ def words_of(columns: ItemColumns | None, ids: Sequence[Any]) -> list[str]:
 
 def values_of(columns: ItemColumns, name: str, ids: Sequence[Any]) -> list[list[Any]]:
     """Return the values of each item in a column: none, one, or those of its list."""
-    rows = find_rows(columns.keys, keys_of(ids, query=True)) if len(ids) else []
+    if not ids:
+        return []
+    rows = find_rows(columns.keys, keys_of(ids, query=True))
     found = columns.columns[name].take(pa.array([row if row >= 0 else None for row in rows], pa.int64())).to_pylist()
     return [[] if value is None else value if isinstance(value, list) else [value] for value in found]
 
@@ -50,9 +52,12 @@ def categories(columns: ItemColumns | None, ids: Sequence[Any]) -> dict[str, lis
 
     Such a column has two values or more among the items, but few.
     """
-    names = [] if columns is None else list(columns.columns)
-    assert columns is not None or not names
-    found = {name: [str(values[0]) if values else "none" for values in values_of(columns, name, ids)] for name in names}
+    if columns is None:
+        return {}
+    found = {
+        name: [str(values[0]) if values else "none" for values in values_of(columns, name, ids)]
+        for name in columns.columns
+    }
     return {name: values for name, values in found.items() if 2 <= len(set(values)) <= MAX_CATEGORIES}
 
 

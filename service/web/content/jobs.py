@@ -110,16 +110,22 @@ def _table(
 
 
 def _columns(metric: str, parameters: Iterable[str]) -> list[Column]:
-    first = "" if is_lower_better(metric) else "-"
-    title = title_of(metric)
+    def field(path: str) -> Callable[[dict[str, Any]], Any]:
+        return lambda row: row["fields"].get(path)
+
+    def published(row: dict[str, Any]) -> str | None:
+        publication = row["publication"] or {}
+        return publication.get("version") and f"{publication['collection']} {publication['version']}"
+
+    first, title = "" if is_lower_better(metric) else "-", title_of(metric)
     return [
         Column("name", "Job", lambda row: row["name"]),
         Column("state", "State", lambda row: row["state"]),
         Column("validation", f"{title}, validation", lambda row: row["best"]["validation"], first),
         Column("test", f"{title}, test", lambda row: row["best"]["test"], first),
         Column("epoch", "Best epoch", lambda row: row["best"]["epoch"]),
-        *(Column(path, path, lambda row, path=path: row["fields"].get(path), "", True) for path in parameters),
-        Column("published", "Published", lambda row: (row["publication"] or {}).get("version")),
+        *(Column(path, path, field(path), is_code=True) for path in parameters),
+        Column("published", "Published", published),
         Column("created", "Created", lambda row: row["created_at"], "-"),
         Column("took", "Took", lambda row: seconds_of(row, tables.now()), "-"),
     ]
@@ -134,7 +140,10 @@ def best_figures(job: Mapping[str, Any], metric: str) -> dict[str, Any]:
     epochs = [row["epoch"] for split in SPLITS for row in measured(job["metrics"], split, name)]
     best = best_epoch(job)
     epoch = best if best in epochs else max(epochs, default=None)
-    values = {split: dict(curve(job["metrics"], split, name)).get(epoch) for split in ("validation", "test")}
+    values = {
+        split: next((value for at, value in curve(job["metrics"], split, name) if at == epoch), None)
+        for split in ("validation", "test")
+    }
     return {**values, "epoch": epoch, "is_best": epoch == best, "label": name.removeprefix(metric).lstrip("/")}
 
 

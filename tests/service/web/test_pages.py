@@ -468,15 +468,9 @@ async def test_a_spec_of_yaml_is_read_as_the_command_line_reads_it(stranger, adm
 
     assert (await read("name: x")).status_code == 401
     await signed_in(stranger, admin_key)
-    text = (
-        "---\nname: x  # why\ndataset: {name: clicks, window: {start: 2026-01-02}}\nhidden: &a [3, 2]\nagain: *a\n---\n"
-    )
-    window = {"start": "2026-01-02"}
-    answer = await read(text)
+    answer = await read("---\nname: x  # why\nwindow: {start: 2026-01-02}\nhidden: &a [3, 2]\nagain: *a\n---\n")
     assert answer.status_code == 200, answer.text
-    assert answer.json() == {
-        "name": "x", "dataset": {"name": "clicks", "window": window}, "hidden": [3, 2], "again": [3, 2],
-    }  # fmt: skip
+    assert answer.json() == {"name": "x", "window": {"start": "2026-01-02"}, "hidden": [3, 2], "again": [3, 2]}
     doubling = "a0: &a0 [1, 2]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 45))
     for refused, message in (
         ("a: 1\na: 2", "the key 'a' occurs twice"),
