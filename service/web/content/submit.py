@@ -50,14 +50,16 @@ def read_spec(text: str) -> str:
         Problem: 422 for a text that is not one mapping of fields, or is too long.
     """
     if len(text) > MAX_CHARACTERS:
-        raise invalid(FieldProblem("", f"the text has more than {MAX_CHARACTERS} characters", "submit it as JSON"))
+        raise invalid(FieldProblem("", f"The text has more than {MAX_CHARACTERS} characters", "submit it as JSON"))
     try:
         documents = [document for document in yaml_documents.load_all(text) if document is not None]
     except (yaml.YAMLError, RecursionError) as error:
-        raise invalid(FieldProblem("", f"is not YAML: {error}")) from None
+        mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+        where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+        raise invalid(FieldProblem("", f"The text is not YAML{where}: {what}")) from None
     if len(documents) != 1 or not isinstance(documents[0], dict):
         remedy = "register data sets with 'evenkeel datasets add FILE.yaml'"
-        raise invalid(FieldProblem("", "a spec is one mapping of fields, that of the job", remedy))
+        raise invalid(FieldProblem("", "A spec is one mapping of fields, that of the job", remedy))
     encoded = ""
     try:
         # Aliases can make a short text a document without end: piece by piece it is stopped in time.
@@ -66,7 +68,7 @@ def read_spec(text: str) -> str:
             if len(encoded) > MAX_CHARACTERS:
                 raise ValueError(f"it has more than {MAX_CHARACTERS} characters as JSON")
     except (ValueError, TypeError, RecursionError) as error:
-        raise invalid(FieldProblem("", f"cannot be written as JSON: {error}")) from None
+        raise invalid(FieldProblem("", f"The spec cannot be written as JSON: {error}")) from None
     return encoded
 
 

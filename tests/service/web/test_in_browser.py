@@ -273,7 +273,7 @@ def test_a_spec_is_written_as_yaml(page: Any, served: Served, api: httpx.Client)
     show(page, served, "/dashboard/submit")
     editor = page.get_by_label("Spec, as JSON")
     editor.fill("name: by-yaml\nmodel: {kind: dnn\n")
-    page.get_by_text("is not YAML: while parsing a flow mapping").wait_for()
+    page.get_by_text("is not YAML in line 3, column 1: expected ',' or '}', but got '<stream end>'").wait_for()
     assert editor.get_attribute("aria-invalid") == "true"
     page.complaints.clear()  # the browser notes the 422
     editor.fill("# a comment\nname: by-yaml\ndataset: {name: clicks}\nmodel:\n  kind: dnn\nepochs: 3\n")
@@ -352,7 +352,7 @@ def test_a_form_takes_things_away_again_and_follows_the_text(page: Any, served: 
     editor.fill(json.dumps(json.loads(editor.input_value()) | {"batch_size": 77}))
     assert page.get_by_label("batch_size", exact=True).input_value() == "77"
     editor.fill("[]")
-    page.get_by_text("a spec is one mapping of fields, that of the job").wait_for()
+    page.get_by_text("A spec is one mapping of fields, that of the job").wait_for()
     editor.fill('{"dataset": "clicks", "model": {"kind": "dnn"}}')
     page.get_by_label("dataset.name required", exact=True).select_option("clicks")
     assert json.loads(editor.input_value())["dataset"] == {"name": "clicks"}

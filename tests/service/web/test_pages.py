@@ -474,15 +474,15 @@ async def test_a_spec_of_yaml_is_read_as_the_command_line_reads_it(stranger, adm
     doubling = "a0: &a0 [1, 2]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 45))
     for refused, message in (
         ("a: 1\na: 2", "the key 'a' occurs twice"),
-        ("name: [", "is not YAML"),
+        ("name: [", "is not YAML in line 1, column"),
         ("[" * 2000, "is not YAML"),
-        ("- 1", "a spec is one mapping of fields"),
-        ("", "a spec is one mapping of fields"),
-        ("name: a\n---\nname: b", "a spec is one mapping of fields"),
+        ("- 1", "A spec is one mapping of fields"),
+        ("", "A spec is one mapping of fields"),
+        ("name: a\n---\nname: b", "A spec is one mapping of fields"),
         (doubling, "it has more than 65536 characters as JSON"),
         ("a: &a [*a]", "cannot be written as JSON"),
         ("a: .nan", "cannot be written as JSON"),
-        ("a: " + "x" * 2**16, "the text has more than 65536 characters"),
+        ("a: " + "x" * 2**16, "The text has more than 65536 characters"),
     ):
         answer = await read(refused)
         assert answer.status_code == 422, refused[:50]
