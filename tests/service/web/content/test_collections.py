@@ -113,7 +113,8 @@ def columns_for(ids: np.ndarray) -> ItemColumns:
     kinds = pa.array([KINDS.get(one % 5 and one % 3 + 1) for one in ids[1:]], pa.large_string())
     lists = pa.array([[one % 2, 7] for one in ids[1:]], pa.large_list(pa.int64()))
     titles = pa.array([f"<title> {one}" for one in ids[1:]], pa.large_string())
-    return ItemColumns(ids[1:], {"kind": kinds, "lists": lists, "title": titles}).aligned(ids)
+    found = {"kind": kinds, "lists": lists, "title": titles, "none": pa.nulls(len(ids) - 1, pa.large_string())}
+    return ItemColumns(ids[1:], found).aligned(ids)
 
 
 def test_items_have_their_words_and_the_colours_of_a_column(collection: Collection, monkeypatch: pytest.MonkeyPatch):
