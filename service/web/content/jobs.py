@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -14,10 +14,9 @@ from service.jobs import job_records
 from service.jobs.states import STATES
 from service.web.charts.lines import Series, line_chart
 from service.web.content.compare import differences, leaves, metrics_of
-from service.web.content.job_rows import curve, job_row, measured, of_first_label, seconds_of
+from service.web.content.job_rows import best_figures, curve, job_row, measured, of_first_label, seconds_of
 from service.web.request import DashboardRequest
 from trainer.spec.evaluation import is_lower_better, title_of
-from trainer.spec.label_tasks import best_epoch
 from trainer.spec.problems import FieldProblem
 from trainer.spec.stored_specs import StoredJob
 
@@ -129,22 +128,6 @@ def _columns(metric: str, parameters: Iterable[str]) -> list[Column]:
         Column("created", "Created", lambda row: row["created_at"], "-"),
         Column("took", "Took", lambda row: seconds_of(row, tables.now()), "-"),
     ]
-
-
-def best_figures(job: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Return a metric of a job in its best epoch by validation, or without one in the last: per split, and the epoch.
-
-    ``label``: the first label that has the metric, if the job has several and ``metric`` names none; else "".
-    """
-    name = of_first_label(job["metrics"], metric)
-    epochs = [row["epoch"] for split in SPLITS for row in measured(job["metrics"], split, name)]
-    best = best_epoch(job)
-    epoch = best if best in epochs else max(epochs, default=None)
-    values = {
-        split: next((value for at, value in curve(job["metrics"], split, name) if at == epoch), None)
-        for split in ("validation", "test")
-    }
-    return {**values, "epoch": epoch, "is_best": epoch == best, "label": name.removeprefix(metric).lstrip("/")}
 
 
 def in_order(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from service.web.content.compare import curves, differences, last_figures, metrics_of
 from service.web.content.job import READ_BYTES, loss_chart, parent_job, progress_charts
-from service.web.content.job_rows import last_auc, last_value, percent_done, percent_prepared
-from service.web.content.jobs import best_figures, in_order
+from service.web.content.job_rows import best_figures, main_figure, percent_done, percent_prepared
+from service.web.content.jobs import in_order
 from service.web.content.submit import first_spec, schema, without_defaults
 from trainer.spec import JobSpec
 
@@ -24,18 +24,22 @@ def test_percent_done():
     assert percent_prepared({"rows": 5, "total_rows": None}) is None
 
 
-def test_last_auc_prefers_test():
+def test_the_main_figure_is_of_the_best_epoch_and_of_the_test_rows():
     metrics = [
-        {"epoch": 1, "split": "validation", "auc": 0.7},
+        {"epoch": 1, "split": "train", "auc": 0.9},
+        {"epoch": 1, "split": "validation", "logloss": 0.4, "auc": 0.7},
         {"epoch": 1, "split": "test", "auc": 0.69},
-        {"epoch": 2, "split": "validation", "auc": 0.72},
+        {"epoch": 2, "split": "validation", "auc": 0.68},
     ]
-    assert last_auc(metrics) == {"split": "test", "value": 0.69, "epoch": 1}
-    assert last_auc([{"epoch": 1, "split": "train", "logloss": 0.1}]) is None
-    of_labels = [{"epoch": 1, "split": "test", "rmse/visits": 2.0, "auc/click": 0.7, "auc/buy": 0.8}]
-    assert last_auc(of_labels) == {"split": "test", "value": 0.7, "epoch": 1}
-    rated = [{"epoch": 1, "split": "validation", "rmse": 0.9}, {"epoch": 2, "split": "validation", "rmse": 0.8}]
-    assert last_value(rated, "rmse") == {"split": "validation", "value": 0.8, "epoch": 2}
+    assert main_figure({"metrics": metrics}) == {"split": "test", "value": 0.69, "title": "AUC"}
+    of_validation = {"split": "validation", "value": 0.68, "title": "AUC"}
+    assert main_figure({"metrics": metrics[3:]}) == of_validation
+    ranked = [{"epoch": 1, "split": "test", "rmse/visits": None, "ndcg_10_full": 0.2}]
+    assert main_figure({"metrics": ranked}) == {"split": "test", "value": 0.2, "title": "NDCG@10 of all items"}
+    assert main_figure({"metrics": [{**ranked[0], "rmse/visits": 2.0}]}) == {
+        "split": "test", "value": 2.0, "title": "RMSE of visits",
+    }  # fmt: skip
+    assert main_figure({"metrics": metrics[:1]}) is None
 
 
 def test_a_metric_is_of_the_best_epoch_of_the_last_without_one_and_of_the_first_label():
