@@ -8,8 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from embeddings.store import Collection
-from embeddings.store.files import NoUsers
 from embeddings.vectors.item_columns import ItemColumns
 from embeddings.vectors.item_vectors import find_rows, keys_of
 from service.web.charts.axes import NUM_COLOURS
@@ -19,14 +17,6 @@ TITLES = ("title", "name")
 MAX_CATEGORIES = 24
 """Most values of a column among the drawn items for which it is offered as their colour."""
 OTHERS = "others"
-
-
-def columns_of(collection: Collection, version: str) -> ItemColumns | None:
-    """Return the version's columns of items; None if it has none."""
-    try:
-        return collection.recommender(version).users.columns
-    except NoUsers:
-        return None
 
 
 def words_of(columns: ItemColumns | None, ids: Sequence[Any]) -> list[str]:

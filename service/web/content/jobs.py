@@ -77,7 +77,7 @@ def _table(
     metric = request.asked("metric") or next(iter(metrics), "auc")
     fields = [dict(leaves(job["spec"])) for job in found]
     differing = [path for path, _ in differences(fields) if not path.startswith(SHOWN_APART)]
-    parameters = request.query.getlist("parameter") or differing[:NUM_PARAMETERS]
+    parameters = list(dict.fromkeys(filter(None, request.query.getlist("parameter")))) or differing[:NUM_PARAMETERS]
     columns = _columns(metric, parameters)
     rows = [{**job, "best": best_figures(job, metric), "fields": of} for job, of in zip(found, fields, strict=True)]
     start = 0

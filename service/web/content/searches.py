@@ -7,7 +7,7 @@ from typing import Any
 from embeddings.store import Collection
 from service.core.errors import Problem
 from service.features.store_access import ids_as, in_store, rereading
-from service.web.content.item_words import columns_of, words_of
+from service.web.content.item_words import words_of
 from service.web.request import DashboardRequest
 
 NUM_NEIGHBORS = 10
@@ -78,7 +78,7 @@ def _listed(
     collection: Collection, version: str, heading: str, rows: list[tuple[Any, float]], others: list[set[Any]]
 ) -> dict[str, Any]:
     """Return a list of (id, figure) with the items' words; those that no other list has are marked ``is_new``."""
-    words = words_of(columns_of(collection, version), [identifier for identifier, _ in rows])
+    words = words_of(collection.item_columns(version), [identifier for identifier, _ in rows])
     found = [
         {
             "id": identifier, "figure": figure, "words": text,

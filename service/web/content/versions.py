@@ -22,7 +22,7 @@ from embeddings.vectors.item_vectors import FOUND, Array, as_list, shared_rows, 
 from service.core.errors import invalid
 from service.features.store_access import in_store
 from service.web.charts.movement import half_width, histogram, movement_map
-from service.web.content.item_words import categories, coloured, columns_of, words_of
+from service.web.content.item_words import categories, coloured, words_of
 from service.web.request import DashboardRequest
 from trainer.spec.problems import FieldProblem
 
@@ -89,7 +89,7 @@ def _pair(collection: Collection, before: str, after: str, colour: str | None, t
         if key in _kept:
             _kept.move_to_end(key)
             return _kept[key]
-    columns = columns_of(collection, after)
+    columns = collection.item_columns(after)
     compared = {"drift": drift(*readers, columns), "maps": maps(collection, *readers, columns, colour)}
     with _lock:
         _kept[key] = compared
