@@ -56,7 +56,7 @@ CALIBRATED = "_calibrated"
 """Suffix of metrics of calibrated probabilities (``output_calibration`` of a job)."""
 RANKING_METRICS = tuple(sorted(RANKING))
 _TITLES = {name: metric.title for name, metric in POINTWISE.items() if metric.title} | RANKING
-_TITLES |= {"mrr": "mean reciprocal rank"}
+_TITLES |= {"mrr": "mean reciprocal rank", "min_count": "fewest rows", "max_count": "most rows"}
 _ENDINGS = {CALIBRATED: ", after calibration", "_low": ", lower bound", "_high": ", upper bound"}
 DEFAULT_METRICS: tuple[str, ...] = ("auc", "logloss")
 SEQUENCE_METRICS = ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")

@@ -50,7 +50,7 @@ def test_figures_have_names_in_words_and_charts():
         "auc": "AUC", "logloss": "log loss", "gauc": "AUC within users", "mae/price": "mean absolute error of price",
         "ndcg_10": "NDCG@10", "recall_20_full": "recall@20 of all items", "mrr": "mean reciprocal rank",
         "ece_calibrated": "expected calibration error, after calibration", "auc_low/buy": "AUC of buy, lower bound",
-        "hit_rate_5_high": "hit rate@5, upper bound", "min_count": "min count", "loss": "loss",
+        "hit_rate_5_high": "hit rate@5, upper bound", "min_count": "fewest rows", "of_rows": "of rows", "loss": "loss",
     }  # fmt: skip
     assert {name: title_of(name) for name in titles} == titles
     assert all("_" not in title_of(name) for name in POINTWISE_METRICS)
