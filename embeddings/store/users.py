@@ -108,11 +108,13 @@ def read_users(
         keys_of_column(batch.column("key")), matrix_of(batch.column("vector")), lists,
         batch.column("offset").to_numpy(), bool(entry["unit_items"]),
         None if scored is None else matrix_of(read_arrow(scored).column("vector")),
-        columns=None if columns is None else _columns_of(read_arrow(columns), item_keys),
+        columns=None if columns is None else read_columns(columns, item_keys),
     )  # fmt: skip
 
 
-def _columns_of(batch: pa.RecordBatch, item_keys: Array) -> ItemColumns:
+def read_columns(path: Path, item_keys: Array) -> ItemColumns:
+    """Return the columns in a file that :func:`write_users` wrote with these keys, memory-mapped."""
+    batch = read_arrow(path)
     return ItemColumns(item_keys, dict(zip(batch.schema.names, batch.columns, strict=True)))
 
 

@@ -21,13 +21,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from embeddings.store import VersionReader
+from embeddings.store import Collection, VersionReader
 from embeddings.store.item_scores import EXACT_ITEMS, ScoreIndex
 from embeddings.store.nearest_neighbors import EXACT_ROWS, NeighborSearch
 from embeddings.store.users import Recommender
 from embeddings.vectors.item_vectors import MISSING, as_list, find_rows, keys_of
 from service.core import tenants
+from service.core.errors import Problem
 from service.core.tenants import DEFAULT_TENANT
+from service.features.store_access import ids_as, rereading
 
 log = logging.getLogger("evenkeel")
 
@@ -54,6 +56,27 @@ class Indexes:
         self._searches: OrderedDict[Path, NeighborSearch | ScoreIndex] = OrderedDict()
         self._builders: dict[Path, tuple[subprocess.Popen[bytes], float]] = {}
         self._lock = threading.Lock()
+
+    def find(
+        self, collection: Collection, query: Any, k: int, version: str = "current", tenant: str = DEFAULT_TENANT
+    ) -> dict[str, Any]:
+        """Return the answer of the route: ``version``, ``exact`` and the ``items``, best first; query: id or vector.
+
+        Raises:
+            Problem: 404 for an id that the version does not contain or has no vector for.
+        """
+
+        def answer() -> dict[str, Any]:
+            erasures = collection.num_erasures()
+            reader = collection.open(version)
+            wanted = ids_as(reader.manifest.id_type, [query])[0] if isinstance(query, int | str) else query
+            nearest = self.search(reader, wanted, k, tenant, erasures=erasures)
+            if nearest is None:
+                raise Problem(404, "item-not-found", f"Version {reader.version} has no item {query!r}.")
+            items = [{"id": identifier, "cosine": cosine} for identifier, cosine in nearest[0]]
+            return {"version": reader.version, "exact": nearest[1], "items": items}
+
+        return rereading(collection, answer)
 
     def search(
         self, reader: VersionReader, query: Any, k: int, tenant: str = DEFAULT_TENANT, *, erasures: int

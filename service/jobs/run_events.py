@@ -35,7 +35,8 @@ LAST_LINE_BYTES = 500
 """Most bytes of a log's last line in the error of a run that ended without a report."""
 PROGRESS_FIELDS = (
     "epoch", "epochs", "step", "steps", "examples", "examples_per_second", "step_seconds", "waited_seconds", "loss",
-    "starved", "files", "files_behind", "seconds_behind", "late_files", "messages_behind", "bad_rows",
+    "starved", "cores", "memory_bytes", "files", "files_behind", "seconds_behind", "late_files", "messages_behind",
+    "bad_rows",
 )  # fmt: skip
 PREPARATION_FIELDS = ("stage", "rows", "total_rows", "rows_per_second")
 PUBLICATION_FIELDS = (

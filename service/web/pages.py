@@ -15,6 +15,7 @@ from service.web.content import (
     job,
     jobs,
     schedules,
+    searches,
     submit,
     versions,
 )
@@ -89,7 +90,7 @@ PAGES: tuple[Page, ...] = (
     Page("/dashboard/collections", "Vectors", "collections.html", collections.gather, scope="features:read"),
     Page(
         "/dashboard/collections/{collection}", "Collection", "collection.html", collections.gather_one,
-        under="/dashboard/collections", scope="features:read", scripts=("searches.js",),
+        under="/dashboard/collections", scope="features:read",
     ),
     Page("/dashboard/schedules", "Schedules", "schedules.html", schedules.gather, scope="jobs:read"),
     Page(
@@ -114,5 +115,7 @@ UNKNOWN = Page("/dashboard/{address:path}", "Not found", "problem.html", _nothin
 
 PARTS: tuple[Part, ...] = (
     Part("/dashboard/parts/versions/{collection}", "versions.html", versions.gather, "features:read"),
+    Part("/dashboard/parts/neighbors/{collection}", "found.html", searches.gather_neighbors, "features:read"),
+    Part("/dashboard/parts/recommended/{collection}", "found.html", searches.gather_recommended, "features:read"),
     Part("/dashboard/parts/profile/{dataset}", "profile.html", datasets.gather_profile, "jobs:read"),
 )

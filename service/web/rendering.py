@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 
 from trainer.runs import published_epoch
+from trainer.spec.evaluation import title_of
 
 _HERE = Path(__file__).resolve().parent
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -106,4 +107,4 @@ def verdicts(gate: list[dict[str, Any]]) -> str:
 
 FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function for function in (instant, utc, duration, thousands, figure, size, document, verdicts)
-} | {"quality": published_epoch.in_words, "beside": published_epoch.beside}
+} | {"quality": published_epoch.in_words, "beside": published_epoch.beside, "title_of": title_of}

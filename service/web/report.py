@@ -10,7 +10,7 @@ from service.web import rendering
 from service.web.charts.lines import Series, calibration_chart, line_chart
 from service.web.content.held import why_held
 from service.web.content.job_rows import curve, measured
-from trainer.spec.evaluation import CHARTED, figures_named, is_table
+from trainer.spec.evaluation import figures_named, has_chart, is_table, title_of
 from trainer.spec.stored_specs import StoredJob, best_epoch
 
 OVERFIT = 0.002
@@ -34,7 +34,7 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
     last = validation[-1] if validation else None
     finding = "no validation AUC yet"
     if best is not None and last is not None:
-        loss, word = sign * (best[name] - last[name]), _word(name, name.partition("/")[0].upper())
+        loss, word = sign * (best[name] - last[name]), title_of(name)
         if loss > OVERFIT:
             fell = "fell" if sign > 0 else "rose"
             finding = (
@@ -54,19 +54,14 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
     return {**fields, **conclusions, "metrics": job["metrics"], "spec": job["spec"]}
 
 
-def _word(figure: str, word: str) -> str:
-    """Return a figure's name for display: its metric, and its label where there are several."""
-    label = figure.partition("/")[2]
-    return f"{word} of {label}" if label else word
-
-
 def _figures(job: dict[str, Any], metric: str) -> list[str]:
     """Return the names of a metric's figures: one, or with several labels one for each label."""
     return figures_named(metric, (name for metric_row in job["metrics"] for name in metric_row))
 
 
-def _chart(job: dict[str, Any], name: str, word: str) -> dict[str, Any] | None:
+def _chart(job: dict[str, Any], name: str) -> dict[str, Any] | None:
     """Return the chart of one metric over epochs with its curves; None if there is no value."""
+    word = title_of(name)
     curves = [Series(split, curve(job["metrics"], split, name)) for split in ("validation", "test")]
     curves = [series for series in curves if series.points]
     if not curves:
@@ -87,8 +82,10 @@ def _last_with(job: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 def _calibration(metric: dict[str, Any], figure: str) -> dict[str, Any]:
     points = [(row["prediction"], row["share"]) for row in metric[figure]]
-    what = _word(figure, "Share of positives")
-    title = f"{what} by prediction, {metric['split']}, epoch {metric['epoch']}"
+    label = figure.partition("/")[2]
+    title = (
+        f"Share of positives{f' of {label}' if label else ''} by prediction, {metric['split']}, epoch {metric['epoch']}"
+    )
     return {"title": title, "svg": calibration_chart(points, title)}
 
 
@@ -105,9 +102,8 @@ def _buckets(metric: dict[str, Any], figure: str) -> dict[str, Any]:
 
 def charts_of(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the charts of all metrics that have values: each with its word, curves and SVG."""
-    charts = [
-        _chart(job, name, _word(name, word)) for metric, word in CHARTED.items() for name in _figures(job, metric)
-    ]
+    names = dict.fromkeys(name for metric_row in job["metrics"] for name in metric_row)
+    charts = [_chart(job, name) for name in names if has_chart(name)]
     return [chart for chart in charts if chart is not None]
 
 

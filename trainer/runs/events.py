@@ -10,8 +10,9 @@ type           further fields
 state          state: starting | running | publishing | succeeded | failed | cancelled
 progress       epoch (from 1), epochs, step (in all), examples, examples_per_second, step_seconds, waited_seconds
                (for batches, this attempt's steps so far), starved (share of the wanted processor time that the rank
-               with the least did not get), loss (mean of the epoch so far); with dataset.follow also files (read),
-               files_behind, seconds_behind, late_files
+               with the least did not get), cores (that the ranks ran on, in the last 10 seconds), memory_bytes
+               (resident, summed over the ranks), both absent while unknown, loss (mean of the epoch so far); with
+               dataset.follow also files (read), files_behind, seconds_behind, late_files
 preparation    stage: read | write, rows (done), total_rows (null where no file says it), rows_per_second
 metric         epoch, split: train | validation | test, auc, logloss, ... (trainer.spec.evaluation), examples, users;
                split progressive: epoch is the number of the window;

@@ -1,9 +1,11 @@
-"""Processor time that a rank's threads wanted and did not get. Known on Linux alone. Torch-free."""
+"""Processors and memory that a rank uses, and processor time that it lacks. Known on Linux alone. Torch-free."""
 
 from __future__ import annotations
 
+import resource
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 INTERVAL_SECONDS = 10.0
 """Shortest time, in seconds, over which the share is measured."""
@@ -11,22 +13,36 @@ STARVED = 0.3
 """Share of the wanted processor time that a rank does not get, from which on its job says that it is starved."""
 
 
+class Use(NamedTuple):
+    """Figures of this process; 0 where unknown.
+
+    Attributes:
+        starved: share of the processor time that its threads wanted and did not get, from 0 to 1.
+        cores: mean number of processors that its threads ran on.
+        memory_bytes: resident memory, pages shared with other processes included.
+    """
+
+    starved: float = 0.0
+    cores: float = 0.0
+    memory_bytes: int = 0
+
+
 class Starvation:
-    """Share of the processor time that this process's threads wanted and did not get.
+    """This process's use of processors and memory.
 
     A thread wants a processor while it runs, or waits in the run queue; a thread that sleeps wants none. On a virtual
-    machine the share is at least the one that its host takes away.
+    machine the starved share is at least the one that its host takes away.
 
     Args:
         proc: folder of the kernel's figures.
     """
 
     def __init__(self, proc: Path = Path("/proc")):
-        self._proc, self._share = proc, 0.0
+        self._proc, self._use = proc, Use(memory_bytes=_resident_bytes(proc))
         self._at, self._threads, self._machine = time.monotonic(), self._read_threads(), self._read_machine()
 
-    def share(self) -> float:
-        """Return the share, from 0 to 1, measured over the last interval that has ended; 0 if it is unknown."""
+    def use(self) -> Use:
+        """Return the figures of the last interval that has ended."""
         now = time.monotonic()
         if now - self._at >= INTERVAL_SECONDS:
             threads, machine = self._read_threads(), self._read_machine()
@@ -35,9 +51,10 @@ class Starvation:
                 for field in (0, 1)
             )
             busy, stolen = (after - before for before, after in zip(self._machine, machine, strict=True))
-            self._share = max(waited / max(got + waited, 1), stolen / max(busy + stolen, 1))
+            share = max(waited / max(got + waited, 1), stolen / max(busy + stolen, 1))
+            self._use = Use(share, got / 1e9 / max(now - self._at, 1e-9), _resident_bytes(self._proc))
             self._at, self._threads, self._machine = now, threads, machine
-        return self._share
+        return self._use
 
     def _read_threads(self) -> dict[str, tuple[int, int]]:
         """Return, for each thread, the nanoseconds that it ran and those that it waited in the run queue."""
@@ -60,6 +77,13 @@ class Starvation:
             return 0, 0
         user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = figures
         return user + nice + system + interrupts + soft_interrupts, stolen
+
+
+def _resident_bytes(proc: Path) -> int:
+    try:
+        return int((proc / "self" / "statm").read_text("ascii").split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def in_words(share: float | None) -> str | None:

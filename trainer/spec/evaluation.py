@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+import re
+from collections.abc import Iterable
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints, model_validator
@@ -25,38 +25,40 @@ class PointwiseMetric(NamedTuple):
     """True if it needs the item of each row, and its number of training rows."""
     is_table: bool = False
     """True if its value is rows of a table, not a number."""
-    chart: str | None = None
-    """Title of its chart in a job's report; None: it has none."""
+    title: str = ""
+    """Its name in words; "": the name itself."""
+    has_chart: bool = False
+    """True if a job's report has a chart of it, as of every ranking metric."""
 
 
 class RankingMetric(NamedTuple):
     """Properties of a metric of ranks, such as ``ndcg``."""
 
-    charts: Mapping[str, str] = MappingProxyType({})
-    """Titles of its charts in a job's report, keyed by name with cutoff, such as ``ndcg_10``."""
+    title: str
+    """Its name in words."""
     has_cutoff: bool = True
     """True if jobs name it with a cutoff k, such as ``ndcg_10``."""
 
 
 POINTWISE: dict[str, PointwiseMetric] = {
-    "auc": PointwiseMetric(of_any_score=True, chart="AUC"),
-    "logloss": PointwiseMetric(lower_is_better=True),
-    "gauc": PointwiseMetric(of_any_score=True, of_users=True, chart="GAUC"),
+    "auc": PointwiseMetric(of_any_score=True, title="AUC", has_chart=True),
+    "logloss": PointwiseMetric(lower_is_better=True, title="log loss"),
+    "gauc": PointwiseMetric(of_any_score=True, of_users=True, title="AUC within users", has_chart=True),
     "normalized_entropy": PointwiseMetric(lower_is_better=True),
-    "ece": PointwiseMetric(lower_is_better=True),
-    "ece_equal_width": PointwiseMetric(lower_is_better=True),
+    "ece": PointwiseMetric(lower_is_better=True, title="expected calibration error"),
+    "ece_equal_width": PointwiseMetric(lower_is_better=True, title="expected calibration error, bins of equal width"),
     "calibration": PointwiseMetric(is_table=True),
-    "rmse": PointwiseMetric(of_values=True, lower_is_better=True, chart="RMSE"),
-    "mae": PointwiseMetric(of_values=True, lower_is_better=True),
+    "rmse": PointwiseMetric(of_values=True, lower_is_better=True, title="RMSE", has_chart=True),
+    "mae": PointwiseMetric(of_values=True, lower_is_better=True, title="mean absolute error"),
     "frequency_buckets": PointwiseMetric(of_any_score=True, of_items=True, is_table=True),
 }
 """Pointwise metrics, keyed by name; the entry of the same name in trainer.metrics.registry computes each."""
 RANKING: dict[str, RankingMetric] = {
-    "ndcg": RankingMetric({"ndcg_10": "NDCG@10"}),
-    "hit_rate": RankingMetric({"hit_rate_10": "hit rate@10"}),
-    "recall": RankingMetric({"recall_20_full": "recall@20 of all items"}),
-    "precision": RankingMetric({"precision_10_full": "precision@10 of all items"}),
-    "mrr": RankingMetric(has_cutoff=False),
+    "ndcg": RankingMetric("NDCG"),
+    "hit_rate": RankingMetric("hit rate"),
+    "recall": RankingMetric("recall"),
+    "precision": RankingMetric("precision"),
+    "mrr": RankingMetric("mean reciprocal rank", has_cutoff=False),
 }
 """Ranking metrics, keyed by name without cutoff. The method of trainer.metrics.ranking.Ranking of that name computes
 each."""
@@ -69,10 +71,10 @@ CALIBRATED = "_calibrated"
 """Suffix of metrics of calibrated probabilities (``output_calibration`` of a job)."""
 RANKING_METRICS = tuple(sorted(name + "_K" * metric.has_cutoff for name, metric in RANKING.items()))
 """Forms of the names of ranking metrics, such as ``ndcg_K``."""
-CHARTED = {name: metric.chart for name, metric in POINTWISE.items() if metric.chart is not None} | {
-    name: chart for metric in RANKING.values() for name, chart in metric.charts.items()
-}
-"""Titles of the charts in a job's report, in their order, by metric."""
+_TITLES = {name: metric.title for name, metric in POINTWISE.items() if metric.title}
+_TITLES |= {name: metric.title for name, metric in RANKING.items()}
+_TITLES |= {"min_count": "fewest rows", "max_count": "most rows"}
+_ENDINGS = {CALIBRATED: ", after calibration", "_low": ", lower bound", "_high": ", upper bound"}
 DEFAULT_METRICS: tuple[str, ...] = ("auc", "logloss")
 SEQUENCE_METRICS = ("auc", "hit_rate_10", "ndcg_10", "hit_rate_10_full", "ndcg_10_full")
 WATCHED_METRICS = ("auc", "rmse", "logloss")
@@ -95,6 +97,25 @@ def is_table(figure: str) -> bool:
     ``figure`` is a metric's name, followed by the label's if there are several labels (``calibration/click``).
     """
     return figure.partition("/")[0] in TABLES
+
+
+def title_of(figure: str) -> str:
+    """Return a figure's name in words: "recall@20 of all items" for ``recall_20_full``."""
+    name, _, label = figure.partition("/")
+    ending = next((ending for ending in _ENDINGS if name.endswith(ending)), "")
+    name = name.removesuffix(ending)
+    head, k, is_full = ranking_parts(name) or (name, None, False)
+    title = name.replace("_", " ")
+    if head in _TITLES:
+        title = _TITLES[head] + ("" if k is None else f"@{k}") + (" of all items" if is_full else "")
+    return title + (f" of {label}" if label else "") + _ENDINGS.get(ending, "")
+
+
+def has_chart(figure: str) -> bool:
+    """Return True if a job's report has a chart of ``figure``."""
+    name = figure.partition("/")[0]
+    metric = POINTWISE.get(name)
+    return metric.has_chart if metric else re.match(METRIC_PATTERN, name) is not None
 
 
 def figures_named(metric: str, figures: Iterable[str]) -> list[str]:

@@ -79,6 +79,9 @@ class Trainer:
     """Seconds that steps of this attempt waited for their batches."""
     starved: float
     """Share of the processor time that the rank with the least wanted and did not get (trainer.runs.starvation)."""
+    cores: float
+    memory_bytes: float
+    """Processors and resident memory that the ranks use, summed over them; 0 if unknown."""
 
     hooks: Hooks
 
@@ -124,7 +127,7 @@ class Trainer:
         self._saved_step = self.position.step if resumed is not None else -1
         self._told_at, self._told_examples, self._examples = time.monotonic(), 0, 0
         self._told_step = self.position.step
-        self.waited_seconds = self.starved = 0.0
+        self.waited_seconds = self.starved = self.cores = self.memory_bytes = 0.0
         self._starvation = Starvation()
 
     def _know_rows(self, place: Place) -> None:
@@ -281,7 +284,8 @@ class Trainer:
         """Return the batch's mean loss and the squared norm of the tables' gradient, over all ranks. Collective.
 
         The norm is 0 unless the job clips gradients or ``with_norm`` is True. The ranks also agree whether to stop and
-        whether to save (``stop_asked``, ``save_asked``), and which share of the processor time they lack (``starved``).
+        whether to save (``stop_asked``, ``save_asked``), and what they use and lack (``starved``, ``cores``,
+        ``memory_bytes``).
 
         Raises:
             NonFiniteError: on every rank, if on any the loss or a gradient is not finite.
@@ -290,13 +294,14 @@ class Trainer:
         bad = set(self.sharded.non_finite_tables())
         with_norm = (with_norm or self.job.optimizer.clip_norm is not None) and not bad
         squared_norm = self.sharded.gradient_squared_norm() if with_norm else 0.0
+        use = self._starvation.use()
         # A sum over ranks; each rank fills its own element.
-        shares = [self._starvation.share() if rank == self.rank else 0.0 for rank in range(self.world_size)]
-        flags = [*self._due(), *shares, *(float(name in bad) for name in tables)]
+        shares = [use.starved if rank == self.rank else 0.0 for rank in range(self.world_size)]
+        flags = [*self._due(), use.cores, use.memory_bytes, *shares, *(float(name in bad) for name in tables)]
         everyone = torch.tensor([loss, squared_norm, *flags], dtype=torch.float64)
         if self.world_size > 1:
             everyone = all_reduce("agreement", everyone)
-        mean_loss, squared_norm, stop, save, *others = everyone.tolist()
+        mean_loss, squared_norm, stop, save, self.cores, self.memory_bytes, *others = everyone.tolist()
         self.stop_asked, self.save_asked = stop > 0, save > 0
         self.starved, counts = max(others[: self.world_size]), others[self.world_size :]
         names = [] if math.isfinite(mean_loss) else ["loss"]
@@ -337,6 +342,8 @@ class Trainer:
             step_seconds=round(step_seconds, 6),
             waited_seconds=round(self.waited_seconds, 6),
             starved=round(self.starved, 3),
+            **({"cores": round(self.cores, 2)} if self.cores else {}),
+            **({"memory_bytes": int(self.memory_bytes)} if self.memory_bytes else {}),
             loss=self.position.loss_sum / max(self.position.loss_count, 1),
             **(self.data.lag() if isinstance(self.data, OnePassData) else {}),
         )

@@ -18,6 +18,7 @@ from embeddings.store.manifest import VersionRecord
 from embeddings.store.users import Recommender
 from embeddings.store.version import VersionReader
 from embeddings.store.views import ViewRegistry
+from embeddings.vectors.item_columns import ItemColumns
 from embeddings.vectors.item_vectors import Array
 
 if TYPE_CHECKING:
@@ -117,6 +118,15 @@ class Collection(CollectionWriter, CollectionViews):
             CorruptStore: a file of the version is damaged.
         """
         return self._reader.recommender(version)
+
+    def item_columns(self, version: str = "current") -> ItemColumns | None:
+        """Return the columns of the item table that one version has, without reading its users; None if it has none.
+
+        Raises:
+            UnknownVersion: there is no such version.
+            CorruptStore: a file of the version is damaged.
+        """
+        return self._reader.item_columns(version)
 
     def open_anew(self) -> None:
         """Drop this process's open readers and manifests, so that the next reader reads the store again."""

@@ -15,9 +15,10 @@ from embeddings.store.files import CorruptStore, NoUsers, RowsGone, UnknownColle
 from embeddings.store.generation_maps import file_of
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, VersionRecord
 from embeddings.store.pointer import Served
-from embeddings.store.users import Recommender
+from embeddings.store.users import Recommender, read_columns
 from embeddings.store.version import VersionReader
 from embeddings.store.views import ROTATION_FILE, ViewRegistry, read_matrix
+from embeddings.vectors.item_columns import ItemColumns
 from embeddings.vectors.item_vectors import Array
 
 if TYPE_CHECKING:
@@ -207,6 +208,12 @@ class CollectionReader:
                     self._recommenders[reader] = made
             return made
         raise CorruptStore(f"collection '{self._files.name}': version {version} changes faster than it can be read")
+
+    def item_columns(self, version: str = "current") -> ItemColumns | None:
+        """Return the columns of a version's items (see Collection.item_columns)."""
+        reader = self.open(version)
+        file = reader.manifest.columns_file
+        return None if file is None else read_columns(self._files.data_file(reader.version, file), reader.keys)
 
     def opened(self, version: str) -> VersionReader | None:
         """Return the reader of a version if this process has it open, and no rows were erased since; else None."""

@@ -12,7 +12,7 @@ from embeddings.store import Collection, UnknownCollection
 from service.core import errors, json_schema
 from service.core.pagination import Paging, page_of
 from service.features.snapshots import PARQUET, parquet_chunks
-from service.features.store_access import ids_as, in_store, rereading, store_of, unchanged
+from service.features.store_access import in_store, store_of, unchanged
 from service.features.summaries import summary
 from service.identity import idempotency
 from service.identity.auth import FeaturesWriter, read_features
@@ -143,26 +143,10 @@ async def neighbors(request: Request, collection: CollectionName, body: Neighbor
     if (body.id is None) == (body.vector is None):
         raise errors.invalid(FieldProblem("id", "give either id or vector"))
 
-    def search(target: Collection) -> dict[str, Any]:
-        erasures = target.num_erasures()
-        reader = target.open(body.version)
-        query: Any = body.vector
-        if body.id is not None:
-            (query,) = ids_as(reader.manifest.id_type, [body.id])
-        tenant = request.state.principal.tenant
-        nearest = request.app.state.indexes.search(reader, query, body.k, tenant, erasures=erasures)
-        if nearest is None:
-            raise errors.Problem(404, "item-not-found", f"Version {reader.version} has no item {body.id!r}.")
-        items, exact = nearest
-        return {
-            "version": reader.version,
-            "exact": exact,
-            "items": [{"id": id_, "cosine": cosine} for id_, cosine in items],
-        }
-
     def answer() -> dict[str, Any]:
-        target = existing(request, collection)
-        return rereading(target, lambda: search(target))
+        query: Any = body.vector if body.id is None else body.id
+        nearest = request.app.state.indexes.find
+        return dict(nearest(existing(request, collection), query, body.k, body.version, request.state.principal.tenant))
 
     return await in_store(answer)
 

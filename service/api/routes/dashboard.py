@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, Response
+from starlette.concurrency import run_in_threadpool
 
 from service.core import errors
 from service.core.errors import Problem
@@ -14,6 +15,7 @@ from service.features.store_access import store_problems, unchanged
 from service.identity.auth import optional_principal, unauthorized
 from service.identity.keys import Principal
 from service.web import pages, rendering
+from service.web.content import submit
 from service.web.pages import Gather, Page, Part, source_of
 from service.web.request import DashboardRequest
 
@@ -91,6 +93,15 @@ for page in pages.PAGES:
     add_routes(router, page)
 for part in pages.PARTS:
     add_part(router, part)
+
+
+@router.post("/dashboard/parts/spec")
+async def spec(request: Request, principal: MaybePrincipal) -> Response:
+    """Return a spec as JSON from a body of YAML, for the editor; it changes nothing."""
+    if principal is None:
+        raise unauthorized("The session has ended.")
+    text = (await request.body()).decode("utf-8", "replace")
+    return Response(await run_in_threadpool(submit.read_spec, text), media_type="application/json")
 
 
 @router.get(pages.UNKNOWN.address)

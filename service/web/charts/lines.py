@@ -34,8 +34,12 @@ class Series(NamedTuple):
     points: Sequence[tuple[int, float]]
 
 
-def line_chart(series: Sequence[Series], title: str, unit: str = "AUC", axis: str = "epoch") -> Markup:
+def line_chart(
+    series: Sequence[Series], title: str, unit: str = "AUC", axis: str = "epoch", from_zero: bool = False
+) -> Markup:
     """Draw ``series``; each point shows its values under the pointer. The page's style sheet styles the chart.
+
+    ``from_zero``: True if the value axis has 0.
 
     Raises:
         ValueError: There are no points.
@@ -44,7 +48,7 @@ def line_chart(series: Sequence[Series], title: str, unit: str = "AUC", axis: st
     if not values:
         raise ValueError("a chart needs a point")
     steps = [step for curve in series for step, _ in curve.points]
-    low, high = min(values), max(values)
+    low, high = min([*values, 0.0] if from_zero else values), max(values)
     if high - low < MIN_SPAN:
         middle = (low + high) / 2
         low, high = middle - MIN_SPAN / 2, middle + MIN_SPAN / 2

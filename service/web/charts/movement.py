@@ -42,11 +42,17 @@ def half_width(*clouds: Sequence[Point]) -> float:
 
 
 def movement_map(
-    before: Sequence[Point], after: Sequence[Point], names: Sequence[str], half: float, title: str
+    before: Sequence[Point],
+    after: Sequence[Point],
+    names: Sequence[str],
+    half: float,
+    title: str,
+    colours: Sequence[int] | None = None,
 ) -> Markup:
     """Draw each item's points before and after a refresh, joined by a line.
 
-    ``half``: the half-width of the square that is drawn (:func:`half_width`).
+    ``half``: the half-width of the square that is drawn (:func:`half_width`). ``colours``: the number of each item's
+    colour, from 1 on; None: the second for all.
     """
 
     def on_map(point: Point) -> Point:
@@ -59,7 +65,8 @@ def movement_map(
     parts = [grid_line(middle, whole), grid_line(whole, middle), f'<path class="way" d="{ways}"/>']
     parts += [f'<circle class="was" cx="{left:.1f}" cy="{top:.1f}" r="2.5"/>' for left, top in old]
     parts += [
-        f'<circle class="now" cx="{left:.1f}" cy="{top:.1f}" r="2.5"><title>{escape(name)}</title></circle>'
-        for (left, top), name in zip(new, names, strict=True)
+        f'<circle class="now series-{colour}" cx="{left:.1f}" cy="{top:.1f}" r="2.5">'
+        f"<title>{escape(name)}</title></circle>"
+        for (left, top), name, colour in zip(new, names, colours or [2] * len(names), strict=True)
     ]
     return svg(parts, SIZE, SIZE, title, "chart map")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from service.core import tables
@@ -11,7 +11,7 @@ from service.jobs import job_records
 from service.web.charts.lines import Series, line_chart
 from service.web.content.job_rows import curve, job_row
 from service.web.request import DashboardRequest
-from trainer.spec.evaluation import CHARTED, is_lower_better, is_table
+from trainer.spec.evaluation import has_chart, is_lower_better, is_table, title_of
 from trainer.spec.problems import FieldProblem
 
 MAX_JOBS = 6
@@ -61,8 +61,7 @@ def metrics_of(jobs: list[dict[str, Any]]) -> list[str]:
     """Return the names of all metrics that are one number per epoch; metrics shown as charts elsewhere come first."""
     names = dict.fromkeys(name for job in jobs for metric in job["metrics"] for name in metric)
     numbers = [name for name in names if name not in NO_METRICS and not is_table(name)]
-    charted = list(CHARTED)
-    return sorted(numbers, key=lambda name: charted.index(name) if name in charted else len(charted))
+    return sorted(numbers, key=lambda name: not has_chart(name))
 
 
 def curves(jobs: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
@@ -71,7 +70,9 @@ def curves(jobs: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
     for split in SPLITS:
         series = [Series(job["name"], curve(job["metrics"], split, metric)) for job in jobs]
         if any(line.points for line in series):
-            charts.append({"split": split, "svg": line_chart(series, f"{split} {metric} per epoch", metric)})
+            charts.append(
+                {"split": split, "svg": line_chart(series, f"{split} {title_of(metric)} per epoch", title_of(metric))}
+            )
     return charts
 
 
@@ -89,17 +90,18 @@ def last_figures(jobs: list[dict[str, Any]], metrics: list[str]) -> list[dict[st
     return rows
 
 
-def differences(documents: list[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+def differences(documents: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """Return (path, each document's value) of every field that is not the same in all of them."""
-    flat = [dict(_leaves(document, "")) for document in documents]
-    paths = dict.fromkeys(path for leaves in flat for path in leaves)
-    rows = [(path, [leaves.get(path, ABSENT) for leaves in flat]) for path in paths]
+    flat = [{path: ABSENT if value is None else str(value) for path, value in leaves(one)} for one in documents]
+    paths = dict.fromkeys(path for fields in flat for path in fields)
+    rows = [(path, [fields.get(path, ABSENT) for fields in flat]) for path in paths]
     return [(path, values) for path, values in rows if len(set(values)) > 1]
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, value) of each field of a document that is no mapping."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _leaves(inner, f"{path}.{name}" if path else name)
+            yield from leaves(inner, f"{path}.{name}" if path else name)
     else:
-        yield path, ABSENT if value is None else str(value)
+        yield path, value

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from service.web.charts.lines import Series, line_chart
 from service.web.content.job_rows import curve, job_row
 from service.web.report import charts_of, figures_of, report
 from service.web.request import DashboardRequest
-from trainer.runs import starvation
 from trainer.runs.events import EVENTS_FILE
 from trainer.runs.protocol import LOG_FILE
 from trainer.spec.stored_specs import StoredJob
@@ -30,6 +31,19 @@ LOG_BYTES = 2**16
 READ_BYTES = 2**20
 """Number of bytes read from the end of events.jsonl; 1,000 progress events take about a fifth of it."""
 MAX_POINTS = 200
+LONG_SECONDS = 7200
+"""Time of a run from which on its charts count minutes."""
+Told = tuple[str, str, str, Callable[[float], float]]
+"""A chart of progress events: the field, the title, the unit, and the value shown for one of the field."""
+SPEED: tuple[Told, ...] = (
+    ("examples_per_second", "Examples per second", "examples/s", float),
+    ("loss", "Training loss, mean of the epoch so far", "loss", float),
+)
+USE: tuple[Told, ...] = (
+    ("memory_bytes", "Resident memory of all ranks", "GiB", lambda number: number / 2**30),
+    ("cores", "Processors that all ranks ran on", "cores", float),
+    ("starved", "Share of the wanted processor time, rank with the least", "%", lambda share: 100 * (1 - share)),
+)
 
 
 async def gather(request: DashboardRequest) -> dict[str, Any]:
@@ -52,10 +66,9 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
         "drift": document["drift"],
         "warnings": document["warnings"],
         **{name: (document["publication"] or {}).get(name) for name in ("comparison", "quality", "proposed_canary")},
-        "starved": starvation.in_words((job["progress"] or {}).get("starved")) if job["state"] == "running" else None,
         "loss": loss_chart(job),
         "charts": charts_of(document),
-        "speed": await asyncio.to_thread(progress_charts, run_dir, job["attempt"]),
+        **await asyncio.to_thread(progress_charts, run_dir, job["attempt"], job["started_at"]),
         "log_offset": await asyncio.to_thread(_log_offset, run_dir / LOG_FILE),
         "parent_job": parent_job(job),
         "resources": StoredJob(job["spec"]).resources,
@@ -91,26 +104,37 @@ def _log_offset(file: Path) -> int:
         return 0
 
 
-def progress_charts(run_dir: Path, attempt: int) -> list[dict[str, Any]]:
-    """Return charts of examples per second and of the training loss over steps; none before there are two points.
+def progress_charts(run_dir: Path, attempt: int, begun: datetime.datetime | None) -> dict[str, list[dict[str, Any]]]:
+    """Return ``speed``, charts over steps, and ``use``, charts of processors and memory over the time since ``begun``.
 
-    Blocking.
+    A chart has two points or more. Blocking.
     """
     events = [event for event in _progress(run_dir / EVENTS_FILE) if event.get("attempt") == attempt]
     events = events[:: max(1, len(events) // MAX_POINTS)]
+    times = [0 if begun is None else max(0, int((event["at"] - begun).total_seconds())) for event in events]
+    axis, unit = ("minute", 60) if max(times, default=0) > LONG_SECONDS else ("second", 1)
+    return {
+        "speed": _charts(events, SPEED, "step", [event["step"] for event in events]),
+        "use": _charts(events, USE, axis, [seconds // unit for seconds in times]),
+    }
+
+
+def _charts(events: list[dict[str, Any]], told: tuple[Told, ...], axis: str, places: list[int]) -> list[dict[str, Any]]:
     charts = []
-    for field, title, unit in (
-        ("examples_per_second", "Examples per second", "examples/s"),
-        ("loss", "Training loss, mean of the epoch so far", "loss"),
-    ):
-        points = [(event["step"], float(event[field])) for event in events if event.get(field) is not None]
+    for field, title, unit, shown in told:
+        points = [
+            (place, shown(event[field]))
+            for place, event in zip(places, events, strict=True)
+            if event.get(field) is not None
+        ]
         if len(points) > 1:
-            svg: Markup = line_chart([Series("attempt", points)], title, unit, axis="step")
-            charts.append({"title": title, "svg": svg, "last": points[-1][1]})
+            svg: Markup = line_chart([Series("attempt", points)], title, unit, axis, from_zero=told is USE)
+            charts.append({"title": title, "unit": unit, "svg": svg, "last": points[-1][1]})
     return charts
 
 
 def _progress(file: Path) -> list[dict[str, Any]]:
+    """Return the progress events at the end of the file, each with its time in ``at``."""
     try:
         with open(file, "rb") as events:
             events.seek(max(0, os.fstat(events.fileno()).st_size - READ_BYTES))
@@ -123,7 +147,9 @@ def _progress(file: Path) -> list[dict[str, Any]]:
             continue
         try:
             event = json.loads(line)
-        except (ValueError, RecursionError):  # an incomplete line: the first one read, or one that is being written
+            event["at"] = datetime.datetime.fromisoformat(event["time"])
+        # An incomplete line: the first one read, or one that is being written.
+        except (ValueError, TypeError, KeyError, RecursionError):
             continue
         if event.get("type") == "progress" and isinstance(event.get("step"), int):
             progress.append(event)

@@ -7,22 +7,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.web.content.held import why_held
-from trainer.spec.evaluation import figures_named
-from trainer.spec.stored_specs import StoredJob
+from trainer.runs import starvation
+from trainer.spec.evaluation import figures_named, has_chart, title_of
+from trainer.spec.stored_specs import StoredJob, best_epoch
+
+HELD_OUT = ("test", "validation")
 
 
 def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
     """Return a job's row in a list: its fields, with percent done, duration, last metrics and reasons for a hold."""
     progress, publication = job["progress"] or {}, job["publication"] or {}
-    begun, ended = job["started_at"], job["finished_at"]
     return {
         **job,
         "percent": percent_prepared(job["preparation"]) if job["preparation"] else percent_done(job["state"], progress),
         "epoch": f"{progress['epoch']}/{progress['epochs']}" if progress.get("epochs") else "",
         "rate": progress.get("examples_per_second"),
-        "seconds": None if begun is None else ((ended or now) - begun).total_seconds(),
-        "auc": last_auc(job["metrics"]),
-        "rmse": last_value(job["metrics"], "rmse"),
+        "starved": starvation.in_words(progress.get("starved")) if job["state"] == "running" else None,
+        "seconds": seconds_of(job, now),
+        "figure": main_figure(job),
         "published": publication.get("status") if publication.get("status") != "none" else None,
         "version": publication.get("version"),
         "collection": publication.get("collection"),
@@ -31,6 +33,12 @@ def job_row(job: dict[str, Any], now: datetime.datetime) -> dict[str, Any]:
         "released": publication.get("released"),
         "optimizer": StoredJob(job["spec"]).optimizer_kind,
     }
+
+
+def seconds_of(job: Mapping[str, Any], now: datetime.datetime) -> float | None:
+    """Return the time that a job took, or has taken so far; None if it has not started."""
+    begun: datetime.datetime | None = job["started_at"]
+    return None if begun is None else ((job["finished_at"] or now) - begun).total_seconds()
 
 
 def percent_prepared(preparation: Mapping[str, Any]) -> int | None:
@@ -61,21 +69,32 @@ def curve(metrics: list[dict[str, Any]], split: str, name: str) -> list[tuple[in
     return [(row["epoch"], row[name]) for row in measured(metrics, split, name)]
 
 
-def last_auc(metrics: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the latest epoch's AUC on the first of the splits test, validation, train that has an AUC."""
-    return last_value(metrics, "auc")
+def best_figures(job: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Return a metric of a job in its best epoch by validation, or without one in the last: per split, and the epoch.
 
-
-def last_value(metrics: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """Return the latest epoch's value of a metric, on the split chosen as in :func:`last_auc`.
-
-    If the job has several labels, the value is of the first label that has the metric.
+    ``label``: the first label that has the metric, if the job has several and ``metric`` names none; else "".
     """
-    name = of_first_label(metrics, name)
-    for split in ("test", "validation", "train"):
-        if rows := measured(metrics, split, name):
-            return {"split": split, "value": rows[-1][name], "epoch": rows[-1]["epoch"]}
-    return None
+    name = of_first_label(job["metrics"], metric)
+    epochs = [row["epoch"] for split in HELD_OUT for row in measured(job["metrics"], split, name)]
+    best = best_epoch(job)
+    epoch = best if best in epochs else max(epochs, default=None)
+    values = {
+        split: next((value for at, value in curve(job["metrics"], split, name) if at == epoch), None)
+        for split in HELD_OUT
+    }
+    return {**values, "epoch": epoch, "is_best": epoch == best, "label": name.removeprefix(metric).lstrip("/")}
+
+
+def main_figure(job: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the ``value``, ``split`` and ``title`` of a job's first metric with a chart; None without one.
+
+    It is of the epoch of :func:`best_figures`, on the test rows if they were measured.
+    """
+    held_out = [row for row in job["metrics"] if row["split"] in HELD_OUT]
+    name = next((name for row in held_out for name in row if row[name] is not None and has_chart(name)), None)
+    best = {} if name is None else best_figures(job, name)
+    split = next((split for split in HELD_OUT if best.get(split) is not None), None)
+    return None if name is None or split is None else {"value": best[split], "split": split, "title": title_of(name)}
 
 
 def of_first_label(metrics: list[dict[str, Any]], name: str) -> str:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import sqlalchemy as sa
+import yaml
 from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import tables
-from service.core.errors import not_found
+from service.core.errors import invalid, not_found
 from service.jobs import job_records
 from service.web.request import DashboardRequest
-from trainer.spec import JobSpec
+from trainer.spec import JobSpec, yaml_documents
+from trainer.spec.problems import FieldProblem
 from trainer.spec.stored_specs import to_run
 
 NUM_DATASETS = 200
+MAX_CHARACTERS = 2**16
+"""Longest text of YAML, and longest JSON made of one."""
 
 
 async def gather(request: DashboardRequest) -> dict[str, Any]:
@@ -36,6 +41,35 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
                 raise not_found("job", source)
             spec = without_defaults(to_run(row["spec"]))
     return {"spec": spec, "copied": source, "datasets": datasets, "schema": schema()}
+
+
+def read_spec(text: str) -> str:
+    """Return the spec that a text of YAML holds, as JSON; the parser is that of the command line.
+
+    Raises:
+        Problem: 422 for a text that is not one mapping of fields, or is too long.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise invalid(FieldProblem("", f"The text has more than {MAX_CHARACTERS} characters", "submit it as JSON"))
+    try:
+        documents = [document for document in yaml_documents.load_all(text) if document is not None]
+    except (yaml.YAMLError, RecursionError) as error:
+        mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+        where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+        raise invalid(FieldProblem("", f"The text is not YAML{where}: {what}")) from None
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        remedy = "register data sets with 'evenkeel datasets add FILE.yaml'"
+        raise invalid(FieldProblem("", "A spec is one mapping of fields, that of the job", remedy))
+    encoded = ""
+    try:
+        # Aliases can make a short text a document without end: piece by piece it is stopped in time.
+        for piece in json.JSONEncoder(allow_nan=False, default=str).iterencode(documents[0]):
+            encoded += piece
+            if len(encoded) > MAX_CHARACTERS:
+                raise ValueError(f"it has more than {MAX_CHARACTERS} characters as JSON")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise invalid(FieldProblem("", f"The spec cannot be written as JSON: {error}")) from None
+    return encoded
 
 
 def first_spec(dataset: str) -> dict[str, Any]:

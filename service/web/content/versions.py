@@ -17,10 +17,12 @@ import numpy as np
 from embeddings.store import Collection, StoreError
 from embeddings.store.version import VersionReader
 from embeddings.vectors.half_precision import as_float32
+from embeddings.vectors.item_columns import ItemColumns
 from embeddings.vectors.item_vectors import FOUND, Array, as_list, shared_rows, unit_rows
 from service.core.errors import invalid
 from service.features.store_access import in_store
 from service.web.charts.movement import half_width, histogram, movement_map
+from service.web.content.item_words import categories, coloured, words_of
 from service.web.request import DashboardRequest
 from trainer.spec.problems import FieldProblem
 
@@ -59,7 +61,8 @@ def _compared(request: DashboardRequest) -> dict[str, Any]:
     names = [manifest["version"] for manifest in usable]
     after = request.asked("after") or _served(collection, names)
     before = request.asked("before") or _earlier(collection, after, names)
-    return {**shown, "before": before, "after": after, **_pair(collection, before, after, request.principal.tenant)}
+    pair = _pair(collection, before, after, request.asked("colour"), request.principal.tenant)
+    return {**shown, "before": before, "after": after, **pair}
 
 
 def _served(collection: Collection, names: list[str]) -> str:
@@ -76,17 +79,18 @@ def _earlier(collection: Collection, version: str, names: list[str]) -> str:
     return max((name for name in names if name < version), default=names[0])
 
 
-def _pair(collection: Collection, before: str, after: str, tenant: str) -> dict[str, Any]:
+def _pair(collection: Collection, before: str, after: str, colour: str | None, tenant: str) -> dict[str, Any]:
     readers = collection.open(before), collection.open(after)
     if readers[0].dim != readers[1].dim:
         dims = f"{before} has {readers[0].dim} coordinates and {after} {readers[1].dim}"
         raise invalid(FieldProblem("before", dims, "compare versions of the same dimension"))
-    key = tenant, collection.name, *((reader.version, reader.manifest.identity) for reader in readers)
+    key = tenant, collection.name, colour, *((reader.version, reader.manifest.identity) for reader in readers)
     with _lock:
         if key in _kept:
             _kept.move_to_end(key)
             return _kept[key]
-    compared = {"drift": drift(*readers), "maps": maps(collection, *readers)}
+    columns = collection.item_columns(after)
+    compared = {"drift": drift(*readers, columns), "maps": maps(collection, *readers, columns, colour)}
     with _lock:
         _kept[key] = compared
         while len(_kept) > NUM_KEPT:
@@ -94,13 +98,13 @@ def _pair(collection: Collection, before: str, after: str, tenant: str) -> dict[
     return compared
 
 
-def drift(before: VersionReader, after: VersionReader) -> dict[str, Any] | None:
+def drift(before: VersionReader, after: VersionReader, columns: ItemColumns | None = None) -> dict[str, Any] | None:
     """Measure the movement of the items that both versions have vectors for; None if there are no such items.
 
     Returns:
         ``num_items`` compared; ``mean``, ``low`` (10th percentile) and ``least`` cosine of an item's two vectors;
-        ``svg``, a histogram of cosines; ``moved``, the ids that moved most, each with its cosine; the numbers of ids
-        that ``came`` and ``went``.
+        ``svg``, a histogram of cosines; ``moved``, the ids that moved most, each with its words (``columns``) and
+        cosine; the numbers of ids that ``came`` and ``went``.
     """
     pair = shared_directions(before, after, DRIFT_ITEMS)
     if not pair.ids:
@@ -109,6 +113,7 @@ def drift(before: VersionReader, after: VersionReader) -> dict[str, Any] | None:
     lowest = float(np.floor(cosines.min() * 20) / 20)
     counts, edges = np.histogram(cosines, bins=NUM_BINS, range=(min(lowest, 0.95), 1.0 + 1e-9))
     order = np.argsort(cosines, kind="stable")[:NUM_MOVED]
+    moved = [pair.ids[row] for row in order]
     title = f"{len(pair.ids)} items by cosine between {before.version} and {after.version}"
     return {
         "num_items": len(pair.ids),
@@ -116,19 +121,23 @@ def drift(before: VersionReader, after: VersionReader) -> dict[str, Any] | None:
         "low": float(np.quantile(cosines, 0.1)),
         "least": float(cosines.min()),
         "svg": histogram(counts.tolist(), edges.tolist(), title, "cosine to itself"),
-        "moved": [(pair.ids[row], float(cosines[row])) for row in order],
+        "moved": list(zip(moved, words_of(columns, moved), cosines[order].tolist(), strict=True)),
         "came": len(after) - pair.num_shared,
         "went": len(before) - pair.num_shared,
     }
 
 
 class SharedItems(NamedTuple):
-    """Unit vectors [n, d] of the same n items in two versions, their ids, and the number of ids in both versions."""
+    """Unit vectors [n, d] of the same n items in two versions, and their ids.
+
+    ``num_shared``: ids in both versions; ``num_found``: those of them that have a vector in both.
+    """
 
     ids: list[Any]
     before: Array
     after: Array
     num_shared: int
+    num_found: int
 
 
 def shared_directions(before: VersionReader, after: VersionReader, limit: int) -> SharedItems:
@@ -136,40 +145,60 @@ def shared_directions(before: VersionReader, after: VersionReader, limit: int) -
     old, new = shared_rows(before.keys, after.keys)
     num_shared = len(old)
     in_both = (before.statuses[old] == FOUND) & (after.statuses[new] == FOUND)
-    old, new = old[in_both], new[in_both]
+    old, new, num_found = old[in_both], new[in_both], int(in_both.sum())
     chosen = np.unique(np.linspace(0, len(old) - 1, min(len(old), limit)).astype(np.int64)) if len(old) else old
     old, new = old[chosen], new[chosen]
     directions = [unit_rows(as_float32(reader.vectors[rows]))[0] for reader, rows in ((before, old), (after, new))]
-    return SharedItems(as_list(before.keys[old]), directions[0], directions[1], num_shared)
+    return SharedItems(as_list(before.keys[old]), directions[0], directions[1], num_shared, num_found)
 
 
-def maps(collection: Collection, before: VersionReader, after: VersionReader) -> dict[str, Any] | None:
+def maps(
+    collection: Collection,
+    before: VersionReader,
+    after: VersionReader,
+    columns: ItemColumns | None = None,
+    colour: str | None = None,
+) -> dict[str, Any] | None:
     """Return the maps with and without alignment; None if fewer than three items can be compared.
+
+    ``columns``: columns of the items. ``colour``: the column whose values colour them; None: one colour for all.
 
     Returns:
         ``aligned`` and ``unaligned``, each with ``svg`` and ``cosine``, the mean cosine of an item to itself;
         ``unaligned`` is None if the version was not rotated or its rotation is unknown; ``note`` then says which.
+        ``share`` of the differences that the axes show, of ``dim``; ``num_items`` drawn of ``num_found``;
+        ``offered`` columns, the ``colour`` in use, and its ``legend``: (value, number of items).
     """
     pair = shared_directions(before, after, MAP_ITEMS)
     if len(pair.ids) < 3:
         return None
     middle = pair.before.mean(axis=0)
-    axes = np.linalg.svd(pair.before - middle, full_matrices=False)[2][:2]
+    _, lengths, directions_of_most = np.linalg.svd(pair.before - middle, full_matrices=False)
+    axes = directions_of_most[:2]
     unturned, note = _unturned(collection, after, pair.after)
     flat = [
         (directions - middle) @ axes.T for directions in (pair.before, pair.after, unturned) if directions is not None
     ]
     clouds = [[(float(point[0]), float(point[-1])) for point in points] for points in flat]
     half = half_width(*clouds)
-    names = [str(identifier) for identifier in pair.ids]
+    words = words_of(columns, pair.ids)
+    names = [f"{identifier} {text}".rstrip() for identifier, text in zip(pair.ids, words, strict=True)]
+    offered = categories(columns, pair.ids)
+    legend, colours = coloured(offered[colour]) if colour in offered else ([], None)
 
     def drawn(cloud: int, directions: Array, how: str) -> dict[str, Any]:
         cosine = float(np.einsum("nd,nd->n", pair.before, directions).mean())
         title = f"{len(names)} items in {before.version} and {after.version}, {how}: mean cosine {cosine:.3f}"
-        return {"svg": movement_map(clouds[0], clouds[cloud], names, half, title), "cosine": cosine}
+        return {"svg": movement_map(clouds[0], clouds[cloud], names, half, title, colours), "cosine": cosine}
 
     return {
         "num_items": len(names),
+        "num_found": pair.num_found,
+        "dim": after.dim,
+        "share": float((lengths[:2] ** 2).sum() / max((lengths**2).sum(), 1e-30)),
+        "offered": list(offered),
+        "colour": colour if colour in offered else None,
+        "legend": legend,
         "aligned": drawn(1, pair.after, "aligned"),
         "unaligned": None if unturned is None else drawn(2, unturned, "not aligned"),
         "note": note,

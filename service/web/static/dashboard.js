@@ -62,12 +62,12 @@ function startContent(content) {
 
   function exchange(old, fresh) {
     const open = [...old.querySelectorAll("details[open]")].map((one) => one.id);
-    const chosen = [...old.querySelectorAll("input:checked")].map((one) => one.id);
+    const chosen = [...old.querySelectorAll("input[type=checkbox]")].map((one) => [one.id, one.checked]);
     const typed = [...old.querySelectorAll("input[id]:not([type=checkbox]), select[id]")].map((one) => [one.id, one.value]);
     const focused = old.contains(document.activeElement) ? document.activeElement.id || document.activeElement.closest("details")?.id : "";
     old.replaceWith(fresh);
     for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-    for (const id of chosen) if (id && document.getElementById(id)) document.getElementById(id).checked = true;
+    for (const [id, checked] of chosen) if (document.getElementById(id)) document.getElementById(id).checked = checked;
     for (const [id, value] of typed) if (document.getElementById(id)) document.getElementById(id).value = value;
     if (focused) {
       const again = document.getElementById(focused);
@@ -124,12 +124,16 @@ function startContent(content) {
   setInterval(update, EVERY_SECONDS * 1000);
 }
 
-// Slow parts are loaded after the page: at once, or when their button is pressed.
+// Parts are loaded after the page: slow ones at once, others when their button is pressed or their form is sent. A click
+// on an item shows its neighbours.
 async function loadPart(part, address) {
   part.setAttribute("aria-busy", "true");
   try {
     const answer = await fetch(address, { cache: "no-store" });
-    if (!answer.ok) throw new Error((await answer.json()).detail);
+    if (!answer.ok) {
+      const { detail, errors = [] } = await answer.json();
+      throw new Error([detail, ...errors.map((one) => one.remedy)].filter(Boolean).join(" "));
+    }
     part.innerHTML = await answer.text();
   } catch (error) {
     const problem = document.createElement("p");
@@ -139,7 +143,6 @@ async function loadPart(part, address) {
   }
   part.removeAttribute("aria-busy");
   showTimes();
-  document.dispatchEvent(new Event("evenkeel-part"));
 }
 
 function loadParts(root) {
@@ -151,14 +154,22 @@ function loadParts(root) {
 
 function startParts() {
   document.addEventListener("submit", (event) => {
-    const part = event.target.closest("[data-load]");
-    if (!part || !("part" in event.target.dataset)) return;
+    const { part: address, into } = event.target.dataset;
+    if (!address) return;
     event.preventDefault();
-    loadPart(part, `${event.target.dataset.part}?${new URLSearchParams(new FormData(event.target))}`);
+    const part = into ? document.getElementById(into) : event.target.closest("[data-load]");
+    loadPart(part, `${address}?${new URLSearchParams(new FormData(event.target))}`);
   });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("[data-loads]");
     if (button) loadPart(button.parentElement, button.dataset.loads);
+    const item = event.target.closest("[data-item]");
+    const form = document.getElementById("neighbors");
+    if (item && form) {
+      form.elements.wanted.value = item.dataset.item;
+      form.scrollIntoView({ block: "nearest" });
+      form.requestSubmit();
+    }
   });
 }
 

@@ -13,6 +13,8 @@
   const PAUSE_MS = 900;
   let timer = 0;
   let latest = 0;
+  let text = null;
+  let body = null;
 
   function paragraph(text, name) {
     const one = document.createElement("p");
@@ -44,15 +46,30 @@
     return memory ? `Valid. Predicted: ${gibibytes(memory)} of memory at its peak, ${Math.max(1, Math.ceil(estimate.seconds_per_epoch))} s per epoch.` : "Valid.";
   }
 
-  function parsed() {
+  // Reads the text into `body`, null if it holds no spec, and shows it. Text that is no JSON is YAML, which the service
+  // reads as the command line does. Returns true for a spec, unless the text changed meanwhile.
+  async function read() {
+    const asked = spec.value;
+    if (asked === text) return body !== null;
+    let said = null;
+    let problem = "";
     try {
-      const body = JSON.parse(spec.value);
-      if (SpecForm.isObject(body)) return body;
-      verdict.replaceChildren(paragraph("A spec is an object, in braces.", "problem"));
+      if (asked.trimStart().startsWith("{")) said = JSON.parse(asked);
+      else {
+        const answer = await fetch(form.dataset.yaml, { method: "POST", headers: { "Content-Type": "application/yaml" }, body: asked });
+        if (answer.ok) said = await answer.json();
+        else problem = (await answer.json()).detail;
+      }
     } catch (error) {
-      verdict.replaceChildren(paragraph(`Not JSON yet: ${error.message}`, "problem"));
+      problem = error instanceof SyntaxError ? `Not JSON yet: ${error.message}` : "The service does not answer.";
     }
-    return null;
+    if (asked !== spec.value) return false;
+    text = said && asked;
+    body = said;
+    spec.setAttribute("aria-invalid", body === null);
+    if (body === null) verdict.replaceChildren(paragraph(problem, "problem"));
+    else fields.show(body);
+    return body !== null;
   }
 
   function post(query, body) {
@@ -62,9 +79,7 @@
 
   async function validate() {
     const mine = ++latest;
-    const body = parsed();
-    spec.setAttribute("aria-invalid", body === null);
-    if (body === null) return;
+    if (!(await read())) return;
     try {
       const answer = await post("?dry_run=true", body);
       const said = await answer.json();
@@ -82,20 +97,20 @@
     timer = setTimeout(validate, PAUSE_MS);
   }
 
-  function change(edit) {
-    const body = parsed();
-    if (body === null) return;
+  async function change(edit) {
+    const isTyped = spec.value !== text;
+    if (!(await read())) return;
     edit(body);
-    spec.value = JSON.stringify(body, null, 2);
+    if (isTyped) fields.show(body);
+    spec.value = text = JSON.stringify(body, null, 2);
     changed();
   }
 
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     clearTimeout(timer);
-    const body = parsed();
-    if (body === null) return;
     latest++;
+    if (!(await read())) return;
     submit.disabled = true;
     try {
       const answer = await post("", body);
@@ -108,10 +123,9 @@
     submit.disabled = false;
   });
   spec.addEventListener("input", () => {
-    const body = parsed();
-    if (body !== null) fields.show(body);
+    verdict.replaceChildren();
+    if (spec.value.trimStart().startsWith("{")) read();
     changed();
   });
-  fields.show(parsed());
   validate();
 })();

@@ -138,6 +138,13 @@ def test_items_are_filtered_by_columns(collection: Collection) -> None:
     assert collection.manifest()["users"]["columns"] == {
         "brand": {"ids": "int64", "list": False}, "kinds": {"ids": "string", "list": True},
     }  # fmt: skip
+    (collection.directory / "versions" / recommender.version / "users.arrow").unlink()  # columns are read without it
+    read = collection.item_columns()
+    assert read is not None
+    assert {name: column.to_pylist() for name, column in read.columns.items()} == {
+        name: column.to_pylist() for name, column in columns.aligned(KEYS).columns.items()
+    }
+    assert collection.item_columns(write(collection, None)) is None
     known = [int(key) for key in KEYS[:-5]]
     of_brand = {key for key in known if key % 3 in (0, 2) and key != 104}
     of_kind = {key for key in known if (key % 4 == 1 or key % 5 == 1) and key != 103}

@@ -90,7 +90,7 @@ async def test_every_route_with_a_key_of_another_tenant(
             assert told(answer, visit.params) == told(expected, absent), visit.operation
             assert answer.status_code == 404, (visit.operation, answer.status_code)
         for visit in walked.values():
-            if visit.route == "/" or visit.route.startswith("/dashboard"):
+            if visit.route == "/" or (visit.method == "GET" and visit.route.startswith("/dashboard")):
                 page = await other.get(visit.route.format(**visit.params))
                 assert page.status_code == (404 if visit.params else 200), visit.operation
                 if not visit.params and not visit.route.endswith("/access"):  # the audit log has what was tried above

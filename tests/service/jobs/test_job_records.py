@@ -428,7 +428,7 @@ async def test_report_draws_calibration_and_frequency_buckets(
     assert "Items by how often they were trained on, test, epoch 2" in page
     for figure in ("812", "0.12500", "0.65430", "77"):
         assert f'<td class="number">{figure}</td>' in page
-    assert "calibration" not in page[page.index('id="h-epochs"') : page.index("</table>")]
+    assert 'title="calibration"' not in page[page.index('id="h-epochs"') : page.index("</table>")]
     shown = (await client.get(f"/v1/jobs/{job['id']}")).json()
     assert shown["metrics"][1]["frequency_buckets"][1]["auc"] == 0.6543
 

@@ -56,7 +56,7 @@ async def test_each_version_of_a_job_that_publishes_several_times_is_told_of_onc
         row = await job_records.locked(connection, job["id"])
         await job_records.change(connection, row, state="running", attempt=1, lease="a", launched_at=tables.now())
     writer = EventWriter(directory, 1)
-    lag = {"files": 3, "files_behind": 2, "seconds_behind": 7.5, "late_files": 1}
+    lag = {"files": 3, "files_behind": 2, "seconds_behind": 7.5, "late_files": 1, "cores": 1.5, "memory_bytes": 2**30}
     writer.write("progress", epoch=1, epochs=1, step=9, loss=0.5, **lag)
     versions = [{"status": "published", "collection": "items", "version": f"v{step}", "step": step} for step in (9, 12)]
     for version in [*versions, versions[-1]]:

@@ -25,6 +25,7 @@ def pages_of(ids: dict[str, str]) -> dict[str, str]:
         "home": "/",
         "jobs": "/dashboard/jobs",
         "job": f"/dashboard/jobs/{ids['adam-ar']}",
+        "starved-job": f"/dashboard/jobs/{ids['nightly']}",
         "held-job": f"/dashboard/jobs/{ids['drifted']}",
         "compare": f"/dashboard/compare?job={ids['adam']}&job={ids['adam-ar']}&job={ids['nightly']}",
         "submit": f"/dashboard/submit?from={ids['adam']}",

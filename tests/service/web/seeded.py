@@ -10,9 +10,11 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow as pa
 
 from embeddings.refresh.publish import RefreshRequest, Settings, publish_candidate
 from embeddings.store import open_store
+from embeddings.vectors.item_columns import ItemColumns
 from embeddings.vectors.item_vectors import ItemVectors
 from embeddings.vectors.user_vectors import SeenLists, UserVectors
 from tests.service import serving
@@ -20,6 +22,7 @@ from tests.service.serving import Served
 
 COLLECTION = "items"
 DIM, NUM_ITEMS, NUM_USERS = 16, 480, 40
+GENRES = ("comedy", "drama", "crime", "war", "music", "western", "news", "family")
 CURVES = {
     "adam": [0.741, 0.733, 0.712, 0.701],
     "adam-ar": [0.738, 0.749, 0.753, 0.7545],
@@ -79,7 +82,8 @@ def publish_versions(served: Served, ids: dict[str, str]) -> dict[str, Any]:
     random = np.random.default_rng(7)
     store = open_store(served.settings.store_url)
     centres = random.standard_normal((8, DIM)) * 2
-    rows = centres[random.integers(0, len(centres), NUM_ITEMS)] + random.standard_normal((NUM_ITEMS, DIM)) * 0.5
+    clusters = random.integers(0, len(centres), NUM_ITEMS)
+    rows = centres[clusters] + random.standard_normal((NUM_ITEMS, DIM)) * 0.5
     outcome = None
     for night in range(7):
         parent = None if outcome is None else outcome.version
@@ -88,7 +92,12 @@ def publish_versions(served: Served, ids: dict[str, str]) -> dict[str, Any]:
         candidate = ItemVectors(np.arange(1, NUM_ITEMS + 1) * 10, turned.astype(np.float32))
         # User u likes what is near item 10 u, the one item that it has had; the first version has no users.
         had = SeenLists(candidate.keys, np.arange(NUM_USERS), np.arange(NUM_USERS + 1))
-        users = UserVectors(np.arange(1, NUM_USERS + 1), turned[:NUM_USERS].astype(np.float32), had, unit_items=True)
+        genres = [GENRES[cluster] for cluster in clusters]
+        texts = {"genre": genres, "title": [f"The {genre} of number {row}" for row, genre in enumerate(genres)]}
+        columns = ItemColumns(candidate.keys, {name: pa.array(one, pa.large_string()) for name, one in texts.items()})
+        users = UserVectors(
+            np.arange(1, NUM_USERS + 1), turned[:NUM_USERS].astype(np.float32), had, unit_items=True, columns=columns
+        )
         outcome = publish_candidate(
             store,
             COLLECTION,
@@ -145,7 +154,7 @@ def _jobs(served: Served, ids: dict[str, str], held: dict[str, Any]) -> None:
         "drifted": {
             "state": "succeeded", "progress": done, "publication": held, "lineage": {**lineage, "drift": DRIFT},
         },
-        "nightly": {"state": "running", "progress": {**done, "epoch": 3, "step": 500}},
+        "nightly": {"state": "running", "progress": {**done, "epoch": 3, "step": 500, "starved": 0.55}},
     }.items():  # fmt: skip
         ended = {} if columns["state"] == "running" else {"finished_at": _ago(minutes=12)}
         served.set_job(ids[name], **began, **ended, **columns)
@@ -174,8 +183,10 @@ def _jobs(served: Served, ids: dict[str, str], held: dict[str, Any]) -> None:
         run_dir.mkdir(parents=True)
         (run_dir / "log.txt").write_text("".join(f"step {step}: loss {0.7 - step / 2000:.3f}\n" for step in range(500)))
         told = [
-            {"attempt": 1, "type": "progress", "step": step, "loss": 0.7 - step / 2000,
-             "examples_per_second": 90_000 + 8000 * np.sin(step / 40)}
+            {"time": _ago(seconds=2400 - 2 * step).replace(" ", "T") + "Z", "attempt": 1, "type": "progress",
+             "step": step, "loss": 0.7 - step / 2000, "examples_per_second": 90_000 + 8000 * np.sin(step / 40),
+             "cores": 3.6 - 2.0 * (step > 500), "starved": 0.05 + 0.5 * (step > 500),
+             "memory_bytes": int(2**30 * (1.1 - 0.6 * np.exp(-step / 90)))}
             for step in range(0, 800, 10)
         ]  # fmt: skip
         (run_dir / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in told))

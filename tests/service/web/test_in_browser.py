@@ -177,6 +177,41 @@ def test_what_changes_is_shown_without_a_reload(page: Any, served: Served, ids: 
     assert page.evaluate("document.activeElement.id") == "f-search"
 
 
+def test_the_table_of_jobs_is_sorted_and_shared_by_its_address(page: Any, served: Served, ids: dict[str, str]):
+    def names() -> list[str]:
+        return list(page.locator("table.jobs a.name").all_inner_texts())
+
+    show(page, served, "/dashboard/jobs?search=a")
+    assert names()[-2:] == ["adam-ar", "adam"]
+    page.get_by_role("link", name="AUC, test").click()
+    page.get_by_role("columnheader", name="AUC, test").and_(page.locator("[aria-sort=descending]")).wait_for()
+    assert names()[:2] == ["adam-ar", "adam"]
+    page.get_by_text("Columns: 2 of 2 fields that differ").click()
+    page.get_by_label("optimizer.decay").uncheck()
+    page.get_by_label("optimizer.kind").check()
+    served.set_job(ids["waiting"], reason="3 cores are free now")
+    page.get_by_text("3 cores are free now").wait_for()
+    assert not page.get_by_label("optimizer.decay").is_checked()  # a choice stays while the page is refreshed
+    page.get_by_role("button", name="Show these columns").click()
+    page.get_by_text("Columns: 1 of 2 fields that differ").wait_for()
+    assert page.url.endswith("?search=a&sort=-test&parameter=optimizer.kind")
+    assert page.get_by_role("columnheader", name="optimizer.decay").count() == 0
+    page.get_by_label("Metric").select_option("logloss")
+    page.get_by_label("Sort by").select_option("validation")
+    page.get_by_role("button", name="Show", exact=True).click()
+    page.get_by_role("heading", name="log loss per epoch, of the jobs above").wait_for()
+    assert page.get_by_role("columnheader", name="log loss, validation").get_attribute("aria-sort") == "ascending"
+    assert page.get_by_role("columnheader", name="optimizer.kind").is_visible()
+    assert page.evaluate(FAULTS) == []
+
+
+def test_a_job_says_that_it_is_starved_and_what_it_uses(page: Any, served: Served, ids: dict[str, str]):
+    show(page, served, f"/dashboard/jobs/{ids['nightly']}")
+    assert page.get_by_text("starved: the threads of a rank got 45% of the processor time").is_visible()
+    for title in ("Resident memory of all ranks", "Processors that all ranks ran on", "Share of the wanted processor"):
+        assert page.get_by_role("img", name=title).is_visible(), title
+
+
 def test_jobs_are_filtered_and_compared(page: Any, served: Served, ids: dict[str, str]):
     show(page, served, "/dashboard/jobs")
     page.get_by_role("link", name="team=ranking").first.click()
@@ -190,7 +225,7 @@ def test_jobs_are_filtered_and_compared(page: Any, served: Served, ids: dict[str
     assert page.get_by_role("row", name="optimizer.kind adam_ar adam").is_visible()
     page.get_by_label("Metric").select_option("logloss")
     page.get_by_role("button", name="Show").click()
-    page.get_by_role("heading", name="logloss per epoch").wait_for()
+    page.get_by_role("heading", name="log loss per epoch").wait_for()
     assert page.locator("polyline").count() == 4
 
 
@@ -231,6 +266,30 @@ def test_a_spec_is_validated_while_it_is_typed(page: Any, served: Served):
     assert (epochs.input_value(), epochs.get_attribute("aria-invalid")) == ("0", "true")
     assert page.evaluate(FAULTS) == []
     page.complaints.clear()  # the browser notes each 422 of a dry run
+
+
+def test_a_spec_is_written_as_yaml(page: Any, served: Served, api: httpx.Client):
+    """It fills the form, and a change of a field makes JSON of it."""
+    show(page, served, "/dashboard/submit")
+    editor = page.get_by_label("Spec, as JSON")
+    editor.fill("name: by-yaml\nmodel: {kind: dnn\n")
+    page.get_by_text("is not YAML in line 3, column 1: expected ',' or '}', but got '<stream end>'").wait_for()
+    assert editor.get_attribute("aria-invalid") == "true"
+    page.complaints.clear()  # the browser notes the 422
+    editor.fill("# a comment\nname: by-yaml\ndataset: {name: clicks}\nmodel:\n  kind: dnn\nepochs: 3\n")
+    page.get_by_text("Valid. Predicted").wait_for()
+    epochs = page.get_by_label("epochs", exact=True)
+    assert epochs.input_value() == "3"
+    assert editor.input_value().startswith("# a comment")
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_role("heading", name="by-yaml queued").wait_for()
+    assert api.get(f"/v1/jobs/{page.url.rpartition('/')[2]}").json()["spec"]["epochs"] == 3
+    show(page, served, "/dashboard/submit")
+    editor.fill("name: at-once\ndataset: {name: clicks}\nmodel: {kind: dnn}\n")
+    epochs.fill("5")  # before the text is read
+    page.get_by_text("Valid. Predicted").wait_for()
+    spec = json.loads(editor.input_value())
+    assert (spec["name"], spec["epochs"], epochs.input_value()) == ("at-once", 5, "5")
 
 
 def test_the_form_of_the_schema_writes_the_spec(page: Any, served: Served, api: httpx.Client):
@@ -293,7 +352,7 @@ def test_a_form_takes_things_away_again_and_follows_the_text(page: Any, served: 
     editor.fill(json.dumps(json.loads(editor.input_value()) | {"batch_size": 77}))
     assert page.get_by_label("batch_size", exact=True).input_value() == "77"
     editor.fill("[]")
-    page.get_by_text("A spec is an object, in braces.").wait_for()
+    page.get_by_text("A spec is one mapping of fields, that of the job").wait_for()
     editor.fill('{"dataset": "clicks", "model": {"kind": "dnn"}}')
     page.get_by_label("dataset.name required", exact=True).select_option("clicks")
     assert json.loads(editor.input_value())["dataset"] == {"name": "clicks"}
@@ -355,6 +414,12 @@ def test_versions_are_compared_and_neighbours_asked_for(page: Any, served: Serve
     page.get_by_role("button", name="Compare").click()
     page.get_by_text("Drift from v000001 to v000005").wait_for()
     assert page.locator("svg.map").count() == 2
+    page.get_by_label("Colour").select_option("genre")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_text("(coloured by genre)").wait_for()
+    assert {page.locator(f"svg.map .series-{number}").count() > 0 for number in range(1, 7)} == {True}
+    assert page.get_by_text("Drawn are 400 of the 480 items").is_visible()
+    assert page.evaluate(FAULTS) == []
     page.get_by_label("in", exact=True).select_option("v000005")
     page.get_by_label("compared with").select_option("v000001")
     page.get_by_label("Item", exact=True).fill("100")
@@ -364,6 +429,7 @@ def test_versions_are_compared_and_neighbours_asked_for(page: Any, served: Serve
     items = api.post(f"/v1/collections/{seeded.COLLECTION}/neighbors", json=body).json()["items"]
     found = page.locator(".neighbors").first.get_by_role("button")
     assert found.all_inner_texts() == [str(item["id"]) for item in items]
+    assert page.locator(".neighbors .sub").first.inner_text().startswith("The ")
     found.first.click()
     page.locator(".neighbors").first.get_by_role("button", name="100", exact=True).wait_for()
     assert page.get_by_label("Item", exact=True).input_value() == str(items[0]["id"])
@@ -380,7 +446,8 @@ def test_items_are_recommended_to_a_user_that_is_typed(page: Any, served: Served
     body = {"users": [7], "k": 20, "exclude_seen": True, "version": "v000005"}
     items = api.post(f"/v1/collections/{seeded.COLLECTION}/recommend", json=body).json()["users"][0]["items"]
     shown = page.locator("#recommend-found li")
-    assert shown.all_inner_texts() == [f"{item['id']}\n{item['score']:.4f}" for item in items]
+    expected = [f"{item['id']}\n{item['score']:.4f}\nThe " for item in items]
+    assert [text[: text.index("The ") + 4] for text in shown.all_inner_texts()] == expected
     page.get_by_label("without items of the user's training rows").uncheck()
     button.click()
     shown.first.get_by_role("button", name="70", exact=True).click()  # had in training

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fastapi import APIRouter
 
+from embeddings.vectors.item_columns import ItemColumns
 from service.api.routes import dashboard
 from service.core import tables
 from service.core.settings import Settings
@@ -159,7 +163,8 @@ async def test_pages_say_what_there_is(app, client, stranger, admin_key: str, se
             "every-night", "0 3 * * *", "Europe/Berlin", "disk: ok", "Next runs", "Recently finished",
         ),
         "/dashboard/jobs": (
-            ids["adam"], "0.7495", "mean_cosine 0.10 is below 0.85", "column 'click' holds <NaN> clean it",
+            ids["adam"], "AUC, validation", "0.7510", "0.7500", "AUC per epoch, of the jobs above",
+            "mean_cosine 0.10 is below 0.85", "column 'click' holds <NaN> clean it",
             "best 0.7410 at epoch 1, last 0.7010", "best 0.7510 at epoch 3, last 0.7505", "items v000001",
         ),
         f"/dashboard/jobs/{ids['adam']}": (
@@ -209,7 +214,7 @@ async def test_a_model_is_shown_beside_the_served_one(app, client, stranger, adm
             mine = tables.job.c.id == ids[name]
             await connection.execute(tables.job.update().where(mine).values(publication=publication))
     await signed_in(stranger, admin_key)
-    row = "country=de auc 0.6517 0.7877 -0.0411 to -0.0309 5,000"
+    row = "country=de AUC 0.6517 0.7877 -0.0411 to -0.0309 5,000"
     pages = {
         f"/dashboard/jobs/{ids['adam']}": row,
         f"/v1/jobs/{ids['adam']}/report": row,
@@ -238,6 +243,59 @@ async def test_a_collection_with_users_asks_for_one(stranger, admin_key: str, se
     page = (await stranger.get("/dashboard/collections/items")).text
     assert "Recommend for user ID" in page
     assert re.findall(r"<option[^>]*>(v\d+)", page[page.index('id="r-version"') :])[0] == "v000002"
+
+
+async def test_neighbours_and_recommended_items_have_their_words(client, stranger, admin_key: str, settings: Settings):
+    columns = ItemColumns(
+        np.arange(1, 51) * 10, {"title": pa.array([f"<b>{one}" for one in range(1, 51)], pa.large_string())}
+    )
+    published.publish(settings, seed=1)
+    published.publish(settings, users=dataclasses.replace(published.users_of([1, 2], [10, 20]), columns=columns))
+    await signed_in(stranger, admin_key)
+    page = await stranger.get("/dashboard/parts/neighbors/items?wanted=30&version=v000002&other=v000001")
+    found = {}
+    for version in ("v000002", "v000001"):
+        answer = await client.post("/v1/collections/items/neighbors", json={"id": 30, "version": version})
+        found[version] = [one["id"] for one in answer.json()["items"]]
+    left, right = page.text.split("<h3>")[1:]
+    for version, listed in (("v000002", left), ("v000001", right)):
+        assert listed.startswith(version)
+        assert [int(one) for one in re.findall(r'data-item="(\d+)"', listed)] == found[version]
+        assert listed.count("only here") == len({*found[version]} - ({*found["v000002"]} & {*found["v000001"]}))
+    assert f"&lt;b&gt;{found['v000002'][0] // 10}" in left
+    assert "&lt;b&gt;" not in right  # it has no users, and so no columns
+    page = await stranger.get("/dashboard/parts/recommended/items?user=1&version=v000002&unseen=on")
+    body = {"users": [1], "k": 20, "exclude_seen": True}
+    (user,) = (await client.post("/v1/collections/items/recommend", json=body)).json()["users"]
+    assert [int(one) for one in re.findall(r'data-item="(\d+)"', page.text)] == [one["id"] for one in user["items"]]
+    assert f"&lt;b&gt;{user['items'][0]['id'] // 10}" in page.text
+    for address, status, text in (
+        ("neighbors/items?wanted=7", 404, "Version v000002 has no item"),
+        ("neighbors/items?wanted=bob", 422, "id 'bob' is not an integer"),
+        ("neighbors/none?wanted=7", 404, "there is no collection 'none'"),
+        ("recommended/items?user=3", 404, "v000002 has no user 3."),
+        ("recommended/items?user=1&version=v000001", 409, "has no users"),
+    ):
+        refused = await stranger.get(f"/dashboard/parts/{address}")
+        assert (refused.status_code, text in refused.json()["detail"]) == (status, True), (address, refused.text)
+
+
+async def test_the_map_is_read_in_words(stranger, admin_key: str, settings: Settings):
+    published.publish(settings, seed=1)
+    await signed_in(stranger, admin_key)
+    kinds = pa.array([["red", "blue"][one % 2] for one in range(50)], pa.large_string())
+    columns = ItemColumns(np.arange(1, 51) * 10, {"kind": kinds})
+    published.publish(settings, users=dataclasses.replace(published.users_of([1]), columns=columns))
+    page = (await stranger.get("/dashboard/parts/versions/items?colour=kind")).text
+    said = str(Text(page))
+    for text in (
+        "Drawn are 50 of the 50 items that have a vector in both versions, which are all;",
+        "(coloured by kind)", "along the two of 8 directions", "red 25", "blue 25", "on average over 50 items",
+    ):  # fmt: skip
+        assert text in said, text
+    assert page.count('class="now series-1"') == page.count('class="now series-2"') == 25
+    assert '<option value="kind" selected>by kind</option>' in page
+    assert "coloured by" not in (await stranger.get("/dashboard/parts/versions/items")).text
 
 
 async def test_many_reasons_are_folded_and_whole(app, client, stranger, admin_key: str, settings: Settings):
@@ -343,6 +401,95 @@ async def test_the_list_is_filtered_and_goes_page_by_page(
     refused = await stranger.get("/dashboard/jobs?cursor=nonsense")
     assert refused.status_code == 422
     assert "is not a cursor of this list" in str(Text(refused.text))
+
+
+async def test_the_table_of_jobs_is_sorted_by_every_column_and_the_address_says_how(
+    app, client, stranger, admin_key: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    ids = await fill(app, client, settings)
+    names = {job_id: name for name, job_id in ids.items()}
+    await signed_in(stranger, admin_key)
+
+    async def shown(query: str) -> tuple[str, list[str]]:
+        page = (await stranger.get(f"/dashboard/jobs{query}")).text
+        return page, [names[one] for one in re.findall(r'<input type="checkbox" name="job" value="(\w+)"', page)]
+
+    page, newest_first = await shown("?label=")
+    assert newest_first == ["waiting", "broken", "nightly", "adam-ar", "adam"]
+    headings = re.findall(r'<th scope="col"[^>]*><a href="([^"]+)">(.*?)</a>', page)
+    links = {re.sub("<[^>]+>", "", title): html.unescape(link) for link, title in headings}
+    best_first = ["adam-ar", "nightly", "adam", "waiting", "broken"]
+    expected = {
+        "Job": ["adam", "adam-ar", "broken", "nightly", "waiting"],
+        "State": ["broken", "waiting", "nightly", "adam-ar", "adam"],
+        "AUC, validation": best_first,
+        "AUC, test": best_first,
+        "Best epoch": ["adam", "nightly", "adam-ar", "waiting", "broken"],
+        "optimizer.kind": ["adam", "broken", "nightly", "adam-ar", "waiting"],
+        "optimizer.decay": ["waiting", "adam", "broken", "nightly", "adam-ar"],
+        "Published": ["adam-ar", "broken", "waiting", "nightly", "adam"],
+        "Created": newest_first,
+    }
+    assert links.keys() == {*expected, "Took"}
+    for title, order in expected.items():
+        sorted_page, found = await shown(links[title])
+        assert found == order, title
+        (direction,) = re.findall(r'aria-sort="(\w+)"', sorted_page)
+        (other,) = re.findall(r'aria-sort="\w+"><a href="([^"]+)"', sorted_page)
+        back, reverse = await shown(html.unescape(other))
+        assert f'aria-sort="{"descending" if direction == "ascending" else "ascending"}"' in back
+        assert sorted(reverse) == sorted(order)
+        assert reverse != order, title
+    # Smaller log losses come first; what else the address asks for stays in the links, but for the page.
+    page, _ = await shown("?metric=logloss&state=succeeded&sort=took&start=0&cursor=&parameter=epochs")
+    (link,) = re.findall(r'<a href="([^"]+)">log loss, test</a>', page)
+    assert html.unescape(link) == "?metric=logloss&state=succeeded&parameter=epochs&sort=test"
+    assert "log loss per epoch, of the jobs above" in page
+    assert 'data-label="epochs">4</td>' in page
+    assert 'data-label="optimizer.kind"' not in page
+    monkeypatch.setattr(jobs, "NUM_JOBS", 2)
+    monkeypatch.setattr(jobs, "SORTED_JOBS", 4)
+    page, first = await shown("?sort=-test")
+    assert first == ["adam-ar", "nightly"]
+    assert "Sorted: the newest 4 of the jobs that match." in page
+    (older,) = re.findall(r'<a href="([^"]+)" rel="next">Older', page)
+    page, second = await shown(html.unescape(older))
+    assert second == ["waiting", "broken"]
+    assert 'rel="next"' not in page
+    assert '<a href="?sort=-test">Newest</a>' in page
+    refused = await stranger.get("/dashboard/jobs?sort=nonsense")
+    assert refused.status_code == 422
+    assert "there is no column 'nonsense'" in str(Text(refused.text))
+
+
+async def test_a_spec_of_yaml_is_read_as_the_command_line_reads_it(stranger, admin_key: str):
+    async def read(text: str) -> Any:
+        return await stranger.post("/dashboard/parts/spec", content=text.encode(), headers=ORIGIN)
+
+    assert (await read("name: x")).status_code == 401
+    await signed_in(stranger, admin_key)
+    answer = await read("---\nname: x  # why\nwindow: {start: 2026-01-02}\nhidden: &a [3, 2]\nagain: *a\n---\n")
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {"name": "x", "window": {"start": "2026-01-02"}, "hidden": [3, 2], "again": [3, 2]}
+    doubling = ["a0: &a0 [1, 2]\n", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 45))]
+    for refused, message in (
+        ("a: 1\na: 2", "the key 'a' occurs twice"),
+        ("name: [", "is not YAML in line 1, column"),
+        ("[" * 2000, "is not YAML"),
+        ("- 1", "A spec is one mapping of fields"),
+        ("", "A spec is one mapping of fields"),
+        ("name: a\n---\nname: b", "A spec is one mapping of fields"),
+        ("".join(doubling[:14]), "it has more than 65536 characters as JSON"),
+        ("".join(doubling), "it has more than 65536 characters as JSON"),
+        ("a: &a [*a]", "cannot be written as JSON"),
+        ("a: .nan", "cannot be written as JSON"),
+        ("a: " + "x" * 2**16, "The text has more than 65536 characters"),
+    ):
+        answer = await read(refused)
+        assert answer.status_code == 422, refused[:50]
+        assert message in answer.json()["detail"], (refused[:50], answer.text)
+    for origin in ({}, {"Origin": "http://evil.example"}):
+        assert (await stranger.post("/dashboard/parts/spec", content=b"a: 1", headers=origin)).status_code == 403
 
 
 async def test_what_is_not_there_is_a_page_that_says_so(stranger, admin_key: str):

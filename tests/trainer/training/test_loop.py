@@ -22,6 +22,7 @@ from trainer.launch.worker import use_threads
 from trainer.metrics import auc, logloss
 from trainer.runs.directory import read_run
 from trainer.runs.failures import Cancelled, NonFiniteError
+from trainer.runs.starvation import Use
 from trainer.training.hooks import Hooks, Resumed
 from trainer.training.loop import PROGRESS_SECONDS
 
@@ -153,23 +154,34 @@ def test_waiting_for_batches_is_counted(data, small, monkeypatch):
 
 
 def test_the_processor_time_that_a_rank_lacks_is_told(data, small, monkeypatch):
-    """That of the rank that lacks most, whichever it is."""
-    monkeypatch.setattr("trainer.training.loop.Starvation.share", lambda self: 0.25)
+    """That of the rank that lacks most, whichever it is; processors and memory are of all ranks."""
+    use = Use(0.25, 1.5, 4096)
+    monkeypatch.setattr("trainer.training.loop.Starvation.use", lambda self: use)
     told = []
-    trainer = trainer_of(small.job(), data, hooks=Hooks(lambda kind, **fields: told.append(fields.get("starved"))))
+    trainer = trainer_of(
+        small.job(), data, hooks=Hooks(lambda kind, **fields: told.append(fields) if kind == "progress" else None)
+    )
     trainer.train()
-    assert set(filter(None, told)) == {0.25}
+    assert {(one["starved"], one["cores"], one["memory_bytes"]) for one in told} == {use}
+    use = Use()
+    trainer._agree(1, 0.5)
+    trainer._told_examples = 0
+    trainer.log_progress()
+    assert not {"cores", "memory_bytes"} & told[-1].keys()  # unknown
+    use = Use(0.25, 1.5, 4096)
     trainer.world_size = 2
 
     def with_another(name, sent):
         other = torch.zeros_like(sent)
-        other[5] = lacking
+        other[4:6] = torch.tensor([2.0, 1000.0])
+        other[7] = lacking
         return sent + other
 
     monkeypatch.setattr("trainer.training.loop.all_reduce", with_another)
     for lacking in (0.7, 0.1):
         assert trainer._agree(1, 0.5) == (0.5, 0.0)
         assert trainer.starved == max(lacking, 0.25)
+        assert (trainer.cores, trainer.memory_bytes) == (3.5, 5096)
         assert (trainer.stop_asked, trainer.save_asked) == (False, False)
 
 

@@ -91,7 +91,7 @@ def test_a_map_shows_where_each_was_and_is():
     half = half_width(before, after)
     assert half == 2.0
     svg = movement_map(before, after, ["<a>", "b"], half, "t")
-    was, now = (re.findall(rf'class="{name}" cx="([\d.]+)" cy="([\d.]+)"', svg) for name in ("was", "now"))
+    was, now = (re.findall(rf'class="{name}[^"]*" cx="([\d.]+)" cy="([\d.]+)"', svg) for name in ("was", "now"))
     assert was[1] == now[1]
     assert float(was[0][1]) < SIZE / 2 < float(now[0][1])
     assert "&lt;a&gt;" in svg

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from embeddings.store import Collection, open_store
+from embeddings.vectors.item_columns import ItemColumns
+from service.web.content import versions
 from service.web.content.collections import gate_charts, grown
 from service.web.content.held import why_held
+from service.web.content.item_words import coloured, words_of
 from service.web.content.versions import drift, maps
 from tests.service import published
 
 DIM = 8
+KINDS = {1: "red", 2: "blue", 3: "green"}
 
 
 @pytest.fixture
@@ -97,7 +103,55 @@ def test_the_map_shows_what_the_alignment_is_for(collection: Collection):
         assert found is not None
         assert found["aligned"]["cosine"] == pytest.approx(aligned, abs=1e-6)
         assert found["unaligned"]["cosine"] == pytest.approx(unaligned, abs=1e-6)
-        assert found["aligned"]["svg"].count('class="now"') == 60
+        assert found["aligned"]["svg"].count('class="now series-2"') == 60
+        assert (found["num_items"], found["num_found"], found["dim"], found["offered"]) == (60, 60, DIM, [])
+        assert 2 / DIM < found["share"] < 1
+
+
+def columns_for(ids: np.ndarray) -> ItemColumns:
+    """A kind, a list and a title of each item; 0 is in no table, and every fifth has no kind."""
+    kinds = pa.array([KINDS.get(one % 5 and one % 3 + 1) for one in ids[1:]], pa.large_string())
+    lists = pa.array([[one % 2, 7] for one in ids[1:]], pa.large_list(pa.int64()))
+    titles = pa.array([f"<title> {one}" for one in ids[1:]], pa.large_string())
+    found = {"kind": kinds, "lists": lists, "title": titles, "none": pa.nulls(len(ids) - 1, pa.large_string())}
+    return ItemColumns(ids[1:], found).aligned(ids)
+
+
+def test_items_have_their_words_and_the_colours_of_a_column(collection: Collection, monkeypatch: pytest.MonkeyPatch):
+    ids = np.arange(60)
+    columns = columns_for(ids)
+    assert words_of(columns, [4, 0, 5, 99]) == ["<title> 4 · blue · 0, 7", "", "<title> 5 · 1, 7", ""]
+    assert words_of(None, [4, 0]) == ["", ""]
+    before = write(collection, ids, published.directions(60, 1))
+    after = write(collection, ids, published.directions(60, 1))
+    readers = collection.open(before), collection.open(after)
+    monkeypatch.setattr(versions, "MAP_ITEMS", 30)
+    found = maps(collection, *readers, columns, "kind")
+    assert found is not None
+    assert (found["num_items"], found["num_found"]) == (30, 60)
+    assert (found["offered"], found["colour"]) == (["kind", "lists"], "kind")
+    drawn = np.unique(np.linspace(0, 59, 30).astype(int))
+    counts = Counter([KINDS.get(one % 5 and one % 3 + 1, "none") for one in drawn])
+    assert dict(found["legend"]) == counts
+    svg = found["aligned"]["svg"]
+    assert [svg.count(f"now series-{place}") for place in range(1, 5)] == [number for _, number in found["legend"]]
+    assert f"<title>{drawn[-1]} &lt;title&gt; {drawn[-1]}" in svg
+    plain = maps(collection, *readers, columns, "title")  # as many values as items
+    assert plain is not None
+    assert (plain["colour"], plain["legend"]) == (None, [])
+    moved = drift(*readers, columns)
+    assert moved is not None
+    assert moved["moved"][0][1] == words_of(columns, [moved["moved"][0][0]])[0]
+
+
+def test_rare_values_share_the_last_colour():
+    values = [letter for number, letter in enumerate("abcdefgh", 1) for _ in range(number)]
+    legend, colours = coloured(values)
+    assert legend == [("h", 8), ("g", 7), ("f", 6), ("e", 5), ("d", 4), ("others", 6)]
+    assert [colours[values.index(letter)] for letter in "hgfedcba"] == [1, 2, 3, 4, 5, 6, 6, 6]
+    legend, colours = coloured(values[15:])
+    assert legend == [("h", 8), ("g", 7), ("f", 6)]
+    assert set(colours) == {1, 2, 3}
 
 
 def test_a_map_says_why_it_has_one_half(collection: Collection):
@@ -126,7 +180,7 @@ def test_drift_counts_what_came_and_went_and_finds_what_moved(collection: Collec
     found = drift(collection.open(before), collection.open(after))
     assert found is not None
     assert (found["num_items"], found["came"], found["went"]) == (25, 10, 5)
-    assert found["moved"][0][0] == 7
+    assert found["moved"][0] == (7, "", pytest.approx(-1.0, abs=1e-6))
     assert found["least"] == pytest.approx(-1.0, abs=1e-6)
     assert found["mean"] == pytest.approx(23 / 25, abs=1e-6)
 

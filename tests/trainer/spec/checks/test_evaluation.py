@@ -7,7 +7,15 @@ import re
 import pytest
 
 from trainer.spec import SpecError, parse_dataset, parse_job
-from trainer.spec.evaluation import CHARTED, METRIC_PATTERN, POINTWISE_METRICS, RANKING, RANKING_METRICS, ranking_parts
+from trainer.spec.evaluation import (
+    METRIC_PATTERN,
+    POINTWISE_METRICS,
+    RANKING,
+    RANKING_METRICS,
+    has_chart,
+    ranking_parts,
+    title_of,
+)
 from trainer.spec.losses import LOSSES
 from trainer.spec.models.registry import MODELS
 
@@ -41,12 +49,18 @@ def test_every_metric_is_of_rows_or_a_ranking():
         assert not re.match(METRIC_PATTERN, name)
 
 
-def test_charts_are_of_metrics_that_jobs_can_name():
-    ranked = ["ndcg_10", "hit_rate_10", "recall_20_full", "precision_10_full"]
-    assert list(CHARTED) == ["auc", "gauc", "rmse", *ranked]
-    assert all(re.match(METRIC_PATTERN, name) for name in CHARTED)
-    assert all(ranking_parts(name)[0] == owner for owner, metric in RANKING.items() for name in metric.charts)
-    assert CHARTED["recall_20_full"] == "recall@20 of all items"
+def test_figures_have_names_in_words_and_charts():
+    titles = {
+        "auc": "AUC", "logloss": "log loss", "gauc": "AUC within users", "mae/price": "mean absolute error of price",
+        "ndcg_10": "NDCG@10", "recall_20_full": "recall@20 of all items", "mrr": "mean reciprocal rank",
+        "ece_calibrated": "expected calibration error, after calibration", "auc_low/buy": "AUC of buy, lower bound",
+        "hit_rate_5_high": "hit rate@5, upper bound", "min_count": "fewest rows", "of_rows": "of rows", "loss": "loss",
+    }  # fmt: skip
+    assert {name: title_of(name) for name in titles} == titles
+    assert all("_" not in title_of(name) for name in POINTWISE_METRICS)
+    charted = ["auc", "auc/click", "gauc", "rmse", "mrr", "ndcg_10_full", "precision_3/buy"]
+    assert all(map(has_chart, charted))
+    assert not any(map(has_chart, ["logloss", "loss", "auc_low", "epoch", "examples", "frequency_buckets"]))
 
 
 def test_models_have_the_fields_of_the_losses_they_list():
