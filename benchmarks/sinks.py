@@ -2,11 +2,11 @@
 
     python -m benchmarks.sinks [--rows 100000] [--dim 64] [--kills 20] [--only lancedb|milvus|postgresql] [--seed 0]
 
-One JSON line per kind of sink: a directory of LanceDB, a server of Milvus Lite that it starts, both if they are
-installed, and the PostgreSQL at EVENKEEL_TEST_POSTGRES if it has pgvector. A version is loaded and refreshed three
-times without readers: ``rows_per_second`` is the median of the three loads. Then a reader reads all rows, over and
-over. Meanwhile the collection is refreshed three times more, promoted and rolled back, and processes that load it are
-killed (SIGKILL) at random times; after half of the kills, the load is done again to its end:
+Prints one JSON line per sink: a LanceDB directory, a Milvus Lite server that the benchmark starts, and the PostgreSQL
+at EVENKEEL_TEST_POSTGRES. A sink that is not installed is left out, and so is a PostgreSQL without pgvector. A version
+is loaded and refreshed three times without readers: ``rows_per_second`` is the median of the three loads. Then a reader
+reads all rows, over and over. Meanwhile the collection is refreshed three times more, promoted and rolled back, and
+processes that load it are killed (SIGKILL) at random times; after half of the kills, the load is done again to its end:
 
 - ``killed_while_loading``: kills that came before the process had ended;
 - ``reads``, ``switches_seen``, ``mixed``: reads, changes of version between them, and reads that were not the whole of

@@ -334,7 +334,7 @@ class EmbeddingTables(torch.nn.Module):
     def read(self, name: str, rows: torch.Tensor | None = None, *, decay: bool = True) -> torch.Tensor:
         """Return a copy of rows, [len(rows), dim], with the deferred updates of all completed steps applied.
 
-        ``rows``, int64, are local row numbers; left out: all. With ``decay=False`` the deferred movement by momentum
+        ``rows``, int64, are local row numbers; None: all rows. With ``decay=False`` the deferred movement by momentum
         is applied, but not the decay since the last touch, as for published directions. The stored rows do not change.
 
         Raises:

@@ -163,7 +163,7 @@ class DeferredUpdateCoefficients:
         return self.log_sums[np.minimum(steps, last)] + self.log_slope * np.maximum(steps - last, 0)
 
     def _reach(self, completed_steps: int) -> None:
-        """Make P long enough for every J <= K, and L for every s <= K."""
+        """Make ``decay`` long enough for every J <= K, and ``log_sums`` for every s <= K."""
         self.decay = self._idle_decay.left(completed_steps)
         self._reach_log(completed_steps + 1)
 

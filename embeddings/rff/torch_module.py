@@ -1,4 +1,4 @@
-"""A view as a torch module: the first layer for models that are trained or served with torch."""
+"""A random Fourier view as a torch module: the first layer of models that are trained or served with torch."""
 
 from __future__ import annotations
 

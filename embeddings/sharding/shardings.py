@@ -129,7 +129,7 @@ class PooledColumns(OurSharding):
 class ColumnWise(PooledColumns, CwPooledEmbeddingSharding):
     """Columns of a table on several ranks.
 
-    Every shard looks up the same ids, and draws the same swaps.
+    Every shard looks up the same ids, with the same swaps by SSE.
     """
 
     kind = COLUMN_WISE

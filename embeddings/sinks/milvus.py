@@ -199,7 +199,7 @@ class MilvusSink:
 
 
 def _names(table: str) -> tuple[str, str, str]:
-    """Return a table's alias for readers, alias of its lock, and beginning of the names of its collections."""
+    """Return a table's alias for readers, the alias that is its lock, and the prefix of its collections' names."""
     # Milvus takes no hyphens, and no digit in front.
     alias = "_" * table[0].isdigit() + table.replace("-", "_")
     prefix = f"{alias}_{hashlib.blake2b(table.encode(), digest_size=4).hexdigest()}_"

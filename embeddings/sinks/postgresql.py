@@ -154,7 +154,7 @@ class PostgreSQLSink:
         """Execute a statement that locks objects exclusively, as soon as no reader's transaction uses them.
 
         Raises:
-            SinkError: readers used them for ``seconds``.
+            SinkError: the objects were still in use after ``seconds``.
         """
         from asyncpg import LockNotAvailableError  # type: ignore[import-untyped]
 

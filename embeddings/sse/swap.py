@@ -21,8 +21,8 @@ is :func:`block_shift`, ``index`` = sample >> s, and ``sample`` is the sample's 
 leads from sample -1 of the block to the first hit, each further distance from one hit to the next. Distance n is the
 number of words of
 :func:`distance_thresholds` that are not above word ``n & 3`` of stream 2^30 + n >> 2, plus 1: geometric, so that each
-sample hits with probability p0, independently. A block has 256 samples, or fewer if these
-make two hits likely: at p0 = .01 its 256 samples take three or four words.
+sample hits with probability p0, independently. A block has 256 samples, or fewer, so that under three hits are expected
+in it. At p0 = .01 a block has 256 samples, and its hits take three or four words.
 
 The other draws are made only for hits: ``index`` = sample >> 2, word ``sample & 3`` of the result. A number below n
 is drawn by multiply-shift, n above 2^22 with the word of the same stream + 2^31 as the low half.

@@ -46,8 +46,8 @@ class BestSoFar:
     def _above_last(self, scores: Array) -> tuple[Array, Array] | None:
         """Return the columns of scores above the k-th so far, and these scores, each [n, most of a query].
 
-        Shorter rows end in -inf. None if a query has more than k: after the first columns that is rare, and comparing
-        takes a tenth of the time of a partition.
+        Shorter rows end in -inf. None if a query has more than k such scores, which is rare after the first calls.
+        Comparing scores takes a tenth of a partition's time.
         """
         # numpy finds set flags faster in one dimension than in two.
         queries, columns = np.divmod(np.flatnonzero(scores > self.scores[:, -1:]), scores.shape[1])

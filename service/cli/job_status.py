@@ -50,7 +50,7 @@ def explain(document: Mapping[str, Any]) -> None:
 
 
 def maps(version: Mapping[str, Any]) -> None:
-    """Print the earlier generations that a version serves, if it is the first of its generation."""
+    """Print for each of the version's maps to earlier generations whether it is served."""
     from embeddings.store.generation_maps import in_words
 
     for entry in version.get("maps") or ():

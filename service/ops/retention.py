@@ -1,8 +1,8 @@
 """Removal of old data, once a day: ended jobs, their logs, checkpoints and events, firings, idempotency keys, sessions.
 
 If several processes share a database or EVENKEEL_HOME, the one that claims the day's row in table ``sweep`` does the
-sweep. One sweep removes rows that belong to no EVENKEEL_HOME; each EVENKEEL_HOME has its own sweep for data of its
-jobs. A checkpoint stays, however old, while a kept version, an unended job or a schedule may need it
+sweep. The database has one sweep for its rows; each EVENKEEL_HOME has its own sweep for the data of its jobs. A
+checkpoint stays, however old, while a kept version, an unended job or a schedule may need it
 (docs/adr/0027-schedules-and-clocks.md).
 """
 
@@ -130,7 +130,7 @@ def _recent(began: datetime.datetime | None, now: datetime.datetime) -> bool:
 
 
 async def sweep_rows(database: Database, settings: Settings, now: datetime.datetime, dry_run: bool = False) -> Swept:
-    """Remove rows of no EVENKEEL_HOME: firings, ended jobs' events except states, idempotency keys, sessions."""
+    """Remove the old rows of the database: firings, ended jobs' events except states, idempotency keys, sessions."""
     days = settings.retention
     event, firing, job = tables.job_event, tables.firing, tables.job
     ended = sa.select(job.c.id).where(job.c.state.in_(TERMINAL), job.c.finished_at < _before(now, days.events))

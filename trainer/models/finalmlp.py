@@ -79,7 +79,7 @@ class Gate(nn.Module):
     """Gate of a stream: vectors [b, F, d] -> 2 sigmoid(MLP(c)) in (0, 2).
 
     c is the concatenation of the vectors of the fields with the given numbers, and the output is [b, sizes[-1]].
-    Without fields c is a learned vector, and the output is [1, sizes[-1]].
+    If there are no fields, c is a learned vector, and the output is [1, sizes[-1]].
     """
 
     def __init__(self, fields: Sequence[int], dim: int, sizes: Sequence[int], dtype: torch.dtype):

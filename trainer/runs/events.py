@@ -87,7 +87,8 @@ class EventWriter:
     def _torn(self) -> bool:
         """Return True if the file ends inside a line, because a write was interrupted by a kill or a full disk.
 
-        Driver and rank 0 write the same file, so it is read each time: the other process may have been interrupted.
+        Driver and rank 0 share the file, so its end is read before each write: the other process may have been
+        interrupted.
         """
         size = os.fstat(self._descriptor).st_size
         return bool(size) and os.pread(self._descriptor, 1, size - 1) != b"\n"

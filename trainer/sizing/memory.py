@@ -85,9 +85,9 @@ class TableBytes:
 class RankMemory:
     """Predicted memory of the rank that needs most, in bytes.
 
-    ``copies``: copies of the tables for a checkpoint that is written while training continues, or of the largest table
-    alone, because a resume reads one after the other. ``graphs``: graphs of SSE. ``ids``: maps from ids to rows of
-    dynamic tables, and ids of rows that a one-pass job has read. ``exchange``: memory shared with the ranks of its
+    ``copies``: copies of all tables if checkpoints are written while training continues; otherwise a copy of the
+    largest table, because a resume reads one after the other. ``graphs``: graphs of SSE. ``ids``: maps from ids to rows
+    of dynamic tables, and ids of rows that a one-pass job has read. ``exchange``: memory shared with the ranks of its
     host. ``kept``: memory that a step frees and the allocator keeps for the next. ``on_gpu``: True if tables, batches
     and dense parameters are on the GPU. ``gpu_bytes``: memory of the rank's GPU; None: not known. ``placed``: division
     of the tables between GPU and host by kernel fbgemm, with which they may be larger than the GPU.

@@ -137,7 +137,8 @@ class Split(Spec):
     ``num_validation`` rows before them for validation; a share of 0 means none.
 
     ``column``: rows whose ``column`` is 1, true or ``test`` are for test, and rows with ``validation`` for validation.
-    If no row has ``validation``, a hash chooses the share ``validation`` of the other rows. ``test`` is not read.
+    If the column says ``validation`` for no row, a hash chooses validation rows among those that are not for test, with
+    the share ``validation``. The share ``test`` is not read.
     """
 
     kind: Literal["random", "per_user_last", "time", "column"] = "random"

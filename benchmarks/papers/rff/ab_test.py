@@ -105,7 +105,7 @@ def judge(days: Sequence[Day], features: Features, consumer: Consumer) -> Judged
 def section_of(
     days: Sequence[Day], numbers: Sequence[int], dim: int, behind: Sequence[dict[str, Any]], memory: Path
 ) -> tuple[Section, dict[tuple[str, str], Judged]]:
-    """Return the section, and the figures by (consumer, arm).
+    """Return the report's section, and the results by (consumer, arm).
 
     ``numbers``: the numbers of the days. ``memory``: a folder of kept results.
     """

@@ -19,10 +19,10 @@ def deferred_decay(
 ):  # fmt: skip
     """Return P of rows last touched at steps ``last``, positions in ``near``, and flags of rows that have one.
 
-    See embeddings.optim.deferred_update.DeferredUpdateCoefficients. ``last`` is int32. ``near`` is ``movements`` of
-    rows that were not touched for J < num_near steps. ``decay`` is P without the constant decay for J < num_decay; the
-    last entry holds for every later J. ``logs`` is float64 L[s] for s < num_logs, read if LOGS; ``now`` is float64
-    L[K], and what a later step adds.
+    See embeddings.optim.deferred_update.DeferredUpdateCoefficients. ``last`` is int32. ``near`` is its attribute
+    ``movements``, for rows untouched for J < num_near steps. ``decay`` is P without the constant decay for J <
+    num_decay; the last entry holds for every later J. ``logs`` is float64 L[s] for s < num_logs, read if LOGS; ``now``
+    is float64 L[K], and what a later step adds.
     """
     owing = last > 0
     if FROM_START:

@@ -199,7 +199,7 @@ def _gradient(
     grads, order, grad_offsets, pooling_weights, at, mask, d,
     DIM: tl.constexpr, ALIGNMENT: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients of the sorted entries ``at`` with respect to their rows, [len(at), BLOCK]."""
+    """Return the loss's gradients with respect to the rows of the sorted entries ``at``, [len(at), BLOCK]."""
     entry = tl.load(order + at, mask=mask, other=0)
     place = tl.load(grad_offsets + entry, mask=mask, other=0)
     return _gradient_at(grads, pooling_weights, place, entry, mask, d, DIM, ALIGNMENT, SHARED)

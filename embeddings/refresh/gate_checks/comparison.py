@@ -152,7 +152,7 @@ class Comparison:
     def counted(self) -> tuple[tuple[Array, Array], Array]:
         """Rows (of previous, of candidate) of the shared items with ``MIN_ROWS`` in both, and their counts.
 
-        The counts are float64 [2, n]. Without known counts there are no items.
+        The counts are float64 [2, n]. Rows and counts are empty unless both versions have counts.
         """
         old, new = self.shared
         if self.served.counts is None or self.candidate.counts is None:

@@ -101,7 +101,7 @@ def _sampled(collection: Collection, version: str) -> Array:
 
 
 def _with_warnings(collection: Collection, view: dict[str, Any], version: str) -> dict[str, Any]:
-    """Return the view with warnings for its consumers, measured on the version's vectors."""
+    """Return a view's JSON entry with ``warnings``: for kind ``rff``, some are measured on the version's vectors."""
     if view["kind"] != "rff" or "map" in view:
         return {**view, "warnings": []}
     drawn = collection.frequencies(view["name"], version)

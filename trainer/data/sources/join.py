@@ -127,7 +127,8 @@ class JoinTable:
         """Return the raw ids at these positions of the join file; position -1 has none.
 
         Returns:
-            One id or null for each position, and None; or for lists, the ids of all lists, and the lists' lengths.
+            A pair: an id or null for each position, and None; or for lists, the ids of all lists, and the lists'
+            lengths.
         """
         if not self.takes_list:
             return self._elements.take(pa.array(positions, mask=positions < 0)), None

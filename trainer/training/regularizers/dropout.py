@@ -163,8 +163,8 @@ def approximate_noise(loss: Tensor, layers: Sequence[Tensor], draws: Draws) -> T
 def sampled_identity_regularizer(outputs: Tensor, layers: Sequence[Tensor], draws: Draws, count: int = 1) -> Tensor:
     """Return sum_i |J_{F,i} (eta_i * h_i)|^2 [b], averaged over ``count`` draws of random signs eta_i.
 
-    Its expectation is sum_i <J_i^T J_i, diag(h_i^2)> (C.4). It takes one backward pass and further ones for each draw,
-    for any number of outputs. The exact value is :func:`explicit_regularizer` of
+    Its expectation is sum_i <J_i^T J_i, diag(h_i^2)> (C.4). It takes one backward pass, and one more for each layer and
+    draw, for any number of outputs. The exact value is :func:`explicit_regularizer` of
     :func:`trainer.training.regularizers.outputs.identity`, which takes a backward pass for each output.
     """
     probe = torch.zeros_like(outputs, requires_grad=True)
