@@ -13,7 +13,7 @@ __all__ = ["MAX_HELD", "Evidence", "Expiry", "Gate", "MovingAverage", "Settings"
 MAX_HELD = 3
 """Number of refreshes held in a row that raises an alert."""
 KEEP_GENERATIONS = 2
-"""Most earlier generations that a new one has maps to."""
+"""Most earlier generations that a new generation has maps to."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class View:
 class Settings:
     """Publishing settings.
 
-    ``keep_generations``: most earlier generations that a new one has maps to.
+    ``keep_generations``: most earlier generations that a new generation has maps to.
     """
 
     align: bool = True

@@ -103,7 +103,7 @@ def _check_columns(settings: TableSettings, names: list[str]) -> None:
 
 
 class TableWise(OurSharding, TwPooledEmbeddingSharding):
-    """Each table on one rank."""
+    """Each table is on one rank."""
 
     kind = TABLE_WISE
 
@@ -139,7 +139,7 @@ class ColumnWise(PooledColumns, CwPooledEmbeddingSharding):
 
 
 class Replicated(OurSharding, DpPooledEmbeddingSharding):
-    """Each table on every rank (:mod:`embeddings.sharding.replicas`)."""
+    """Each table is on every rank (:mod:`embeddings.sharding.replicas`)."""
 
     kind = DATA_PARALLEL
 

@@ -144,7 +144,7 @@ class PostgreSQLSink:
         """Take the lock of the one process that may load a table, until the transaction ends.
 
         Raises:
-            SinkBusy: another process has it.
+            SinkBusy: another process has the lock.
         """
         lock = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))"
         if not await connection.fetchval(lock, f"{_MARK}{self._schema}.{table}"):

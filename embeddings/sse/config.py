@@ -1,4 +1,4 @@
-"""Configuration of SSE: the probability of a swap, and the distribution of the replacement; torch-free."""
+"""Configuration of SSE: the probability that an id is swapped, and the distribution of its replacement; torch-free."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class ItemScores:
 
     Args:
         reader: the version.
-        scored: vectors [items, d] that scores need instead of the served ones; None: the served ones.
+        scored: vectors [items, d] that scores need instead of the served vectors; None: the served vectors.
         unit_items: True if norms do not count.
     """
 

@@ -8,7 +8,7 @@ from embeddings.vectors.lazy_rows import Array
 
 
 def top_k(scores: Array, k: int) -> Array:
-    """Return the columns of the k highest scores of each row of ``scores`` [n, m], int64 [n, min(k, m)], best first.
+    """Return the columns of the k highest scores in each row of ``scores`` [n, m], int64 [n, min(k, m)], best first.
 
     Of equal scores the earlier column comes first, unless it falls to the cut after k.
     """

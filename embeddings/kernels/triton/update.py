@@ -8,8 +8,8 @@ and last have SPLIT.
 :func:`update` has one program for TILE entries. It lists the pieces that start there, and sums ROWS of them at a time
 while their rows are being loaded; this keeps all threads busy however long the pieces are. It updates rows whose
 entries are in one piece, and writes the sums of other rows' pieces to ``partials``. :func:`finish` adds these sums in
-order and updates their rows. The order of all sums depends on the sorted ids alone, and there are no atomics, so
-results are bitwise the same in every run. No count goes back to the host, so nothing waits for the device.
+order and updates their rows. The order of all sums depends only on the sorted ids, and there are no atomics, so results
+are bitwise the same in every run. No count goes back to the host, so nothing waits for the device.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ them its location, and they read it in place.
 
 * The memory is anonymous (memfd_create) and handed over as a file descriptor: it has no name, and disappears when its
   ranks are killed.
-* Messages go through Unix sockets (SOCK_SEQPACKET, one for each pair), so a rank that dies ends the waiting of all at
-  once: a socket that is closed reads as such.
+* Messages go through Unix sockets (SOCK_SEQPACKET, one for each pair), so a rank that dies ends the waiting of all
+  others at once, because they see that its socket is closed.
 * Only ranks of the same user, kernel and network namespace connect. If any two cannot, all ranks use gloo instead
   (:mod:`embeddings.sharding.exchange.collectives`).
 """
