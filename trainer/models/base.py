@@ -105,8 +105,8 @@ class Blocks:
 class RankingModel(nn.Module):
     """Base of all models: from pooled embedding rows to one score per sample (or one per sample and label).
 
-    ``embeddings`` maps a KeyedJaggedTensor to a KeyedTensor of pooled rows, one [b, dim] block per feature. It is built
-    on the meta device and replaced by its sharded form, so a model uses it only in :meth:`forward`.
+    ``embeddings`` maps a KeyedJaggedTensor to a KeyedTensor of pooled rows, one [b, dim] block per feature. The module
+    is built on the meta device and replaced by its sharded form, so a model uses it only in :meth:`forward`.
     """
 
     embeddings: nn.Module

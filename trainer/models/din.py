@@ -32,7 +32,7 @@ class DIN(ClickModel):
     vector. The tower has ReLU like the towers of other models. Mini-batch aware regularization (section 5.1) is not
     implemented; use AdamAR for rows of rare ids.
 
-    Number of parameters for F features of ids and n numeric ones. L(sizes) is the sum of (p + 1) q over neighbouring
+    Number of parameters for F id features and n numeric features. L(sizes) is the sum of (p + 1) q over neighbouring
     sizes p, q.
 
     - rows: dim for each id

@@ -49,7 +49,7 @@ class CollectionReader:
     # --- manifests and states --------------------------------------------------------------------------------------
 
     def resolve(self, version: str) -> str:
-        """Return ``version`` if it exists; ``current`` is resolved. Raise UnknownVersion or UnknownCollection."""
+        """Return ``version``, or for ``current`` the current version; raise UnknownVersion or UnknownCollection."""
         name = self._files.name
         served = self._files.pointer.read()
         self._forget_replaced(served)

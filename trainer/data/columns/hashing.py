@@ -67,7 +67,7 @@ def unit_interval(words: UInt64s) -> npt.NDArray[np.float64]:
 
 
 def combine(*keys: UInt64s) -> UInt64s:
-    """Combine several hashes per position into one; order matters."""
+    """Combine several hashes per position into a single hash; their order matters."""
     state = np.zeros(np.broadcast_shapes(*(key.shape for key in keys)), dtype=np.uint64)
     with np.errstate(over="ignore"):
         for key in keys:

@@ -17,7 +17,7 @@ NUM_EXAMPLES = 3
 
 
 class PointInTime:
-    """Comparison, chunk by chunk, of the time of each row with the times at which its features became known.
+    """Comparison of each row's time with the times at which its features became known, chunk by chunk.
 
     A feature's time is its ``timestamp``, a column of the rows, or its join's ``timestamp``, a column of the joined
     file. Times are compared only if the split is by ``time`` or ``per_user_last``.

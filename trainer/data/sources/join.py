@@ -136,7 +136,7 @@ class JoinTable:
         return self._elements.take(pa.array(indices.values)), indices.lengths
 
     def coded(self, codes: Codes, kind: Kind) -> npt.NDArray[np.int32] | Jagged:
-        """Return the code, or list of codes, of each position of the join file; a last entry serves position -1."""
+        """Return the code, or list of codes, of each position in the join file; the last entry is for position -1."""
         element_codes = codes.encode(values.as_ids(self._elements, kind, self.source.uri)).astype(np.int32)
         if self.takes_list:
             return Jagged(element_codes, self._offsets)
