@@ -59,7 +59,7 @@ class Report:
     Attributes:
         title: Title of the report.
         source: The publication that the report follows, such as a paper.
-        protocol: Description of the split of data and of the training of models.
+        protocol: Description of the data's split and of the models' training.
         sections: The report's sections, in order.
         claims: Claims with their verdicts.
         failed: Names and errors of failed trials.

@@ -1,4 +1,4 @@
-"""Processor time that a rank's threads wanted and did not get. Known on Linux alone. Torch-free."""
+"""Processor time that a rank's threads wanted and did not get. The times are known only on Linux. Torch-free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Starvation:
     """Share of the processor time that this process's threads wanted and did not get.
 
     A thread wants a processor while it runs, or waits in the run queue; a thread that sleeps wants none. On a virtual
-    machine the share is at least the one that its host takes away.
+    machine the share is at least that which its host takes away.
 
     Args:
         proc: folder of the kernel's figures.

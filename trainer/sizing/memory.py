@@ -177,11 +177,11 @@ def rank_memory(
 
     Args:
         job: the job, which says how tables are split, stored and trained.
-        rows: table -> its number of rows if every id has one, including the rows of padding and of the unknown id.
+        rows: table -> its number of rows if every id has a row, including the rows of padding and of the unknown id.
         ids_per_example: feature -> the number of ids in an example, on average or at most.
         graphs: by graph of SSE, (its table, its number of edges).
         gpu_bytes: memory of each rank's GPU (:func:`trainer.sizing.gpus.known_gpu_bytes`); None: not known.
-        shape: the inputs of a row other than ids; None: one label, and nothing else.
+        shape: the inputs of a row other than ids; None: a single label, and nothing else.
     """
     shape = shape or RowShape()
     id_bytes = _map_bytes(job, rows, shape.published_table) + window_bytes(job, ids_per_example)
