@@ -142,7 +142,7 @@ def best_epoch(job: Mapping[str, Any]) -> int | None:
 
 
 def auc(job: Mapping[str, Any]) -> str:
-    """Return the AUC of the best epoch, or of the last one, as in ``0.8437 test 3``; empty if there is none."""
+    """Return the AUC of the best or else the last epoch, as in ``0.8437 test 3``; empty without an AUC."""
     best = best_epoch(job)
     for split in ("test", "validation"):
         values = _values(job, split, "auc")

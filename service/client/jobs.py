@@ -1,4 +1,4 @@
-"""Calls of the client for jobs: submit one, wait for it, read its log and its events."""
+"""Calls of the client for jobs: submit a job, wait for it, read its log and its events."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class JobCalls(Session):
     def logs(self, job_id: str, offset: int = 0) -> tuple[str, int]:
         """Return the log's text from byte ``offset`` on (a megabyte at most), and the offset for the next call.
 
-        That offset is 0 if the log ends before ``offset``: a new log has then replaced the previous one.
+        That offset is 0 if the log ends before ``offset``: a new log has then replaced the previous log.
         """
         answer = self.request(
             "GET", f"/jobs/{part(job_id)}/logs", params={"offset": offset}, headers={"Accept": "text/plain"}
