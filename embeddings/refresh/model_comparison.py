@@ -9,7 +9,7 @@ from typing import Any
 ALL_ROWS = "all"
 """Name of the slice that holds every row."""
 NEWEST_ROWS = "newest"
-"""Name of the slice that holds the newest fifth of the rows of a window of days."""
+"""Name of the slice that holds the newest fifth of a window's rows."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Interface of a kind of feature map: the definition of a view, the published matrix, and the map itself."""
+"""Interface of a feature map: the definition of a view, the published matrix, and the map itself."""
 
 from __future__ import annotations
 

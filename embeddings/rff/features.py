@@ -184,7 +184,7 @@ class RandomFourierFeatures(FeatureMap):
 
 
 def _drawn_by(parameters: MapParameters) -> tuple[float, int, str]:
-    """Return (sigma, seed, frequencies) of a view of this kind, none of which is None."""
+    """Return (sigma, seed, frequencies) of a view of this kind; none is None."""
     sigma, seed, frequencies = parameters.sigma, parameters.seed, parameters.frequencies
     assert sigma is not None
     assert seed is not None

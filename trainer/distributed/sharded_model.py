@@ -69,8 +69,8 @@ def shard_model(
     Args:
         model: the model, with each table on the meta device in exactly one collection. Pooled tables are in one of
             :func:`embedding_bag_collection`, tables of sequences in one of :func:`embedding_collection`.
-        settings: the tables, their storage and their training. Dense parameters are converted to ``compute_dtype`` of
-            the settings, and all ranks get rank 0's values.
+        settings: the tables, their storage and their training. Dense parameters are converted to the settings'
+            ``compute_dtype``, and all ranks get rank 0's values.
         plan: constraints on the sharding plan; None: TorchRec's planner decides for all tables.
         device: device of this rank's rows and dense parameters; None: the CPU.
 

@@ -99,7 +99,7 @@ class HostsOfCluster:
 
 
 class RayRunner:
-    """Runner of tasks on nodes, at most one task at a time in each slot."""
+    """Runner of tasks on nodes. A slot runs at most one task at a time."""
 
     def __init__(self, run: Run, setting: Setting, slots: Sequence[str], log: Callable[[str], Any]):
         import ray

@@ -185,7 +185,7 @@ class RankingModel(nn.Module):
         """Return the user's factor of the score, [b, d]; only the user's features in ``features`` are not empty.
 
         ``dense`` [b, n]: the batch's numbers without those of the item table, if the model reads any. Implemented by
-        models that rank all items for a user (``ranks_all_items`` of their spec).
+        models that rank all items for a user (their spec sets ``ranks_all_items``).
         """
         raise NotImplementedError
 

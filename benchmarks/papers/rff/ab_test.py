@@ -29,7 +29,7 @@ WINDOW = 7
 NUM_FITTED, NUM_ASKED = 8_000, 2_500
 """Most rows that a consumer is fitted on, and most rows of a held-out day."""
 NUM_NEGATIVES, NUM_OTHERS = 4, 100
-"""Number of items shown besides the taken one, in fitting and in evaluation."""
+"""Number of items shown besides the taken item, in fitting and in evaluation."""
 
 
 class Day(NamedTuple):

@@ -42,7 +42,7 @@ def update(
 ):  # fmt: skip
     """Sum gradients and update rows of the tables whose keys lie in [first_key, end_key), all of one dim.
 
-    Triton takes flat arguments: no struct crosses a launch.
+    The arguments are flat because Triton passes no structs.
 
     Grid: tiles of entries. ``keys`` are sorted row numbers over all tables, ``order`` has their indices before sorting.
     ``partials`` is [2 ceil(num_entries / SPLIT), DIM]. A piece that starts with a split at entry i has index 2 i /
@@ -141,7 +141,7 @@ def finish(
 ):  # fmt: skip
     """Update the rows whose run was split; grid: windows of WINDOW blocks of SPLIT entries.
 
-    Triton takes flat arguments: no struct crosses a launch.
+    The arguments are flat because Triton passes no structs.
 
     The program with a run's first split updates its row. The sums of the pieces are added DEPTH at a time.
     """

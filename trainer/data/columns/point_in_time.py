@@ -65,7 +65,7 @@ class PointInTime:
         return {"num_late": self._num_late, "examples": self._examples}
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Add the :meth:`state` of a comparison of the rows that follow."""
+        """Add the :meth:`state` of a comparison that read the rows after these."""
         for feature, count in state["num_late"].items():
             self._num_late[feature] += count
         self._examples += state["examples"][: NUM_EXAMPLES - len(self._examples)]

@@ -97,7 +97,7 @@ class DataPlan:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Sources of all files that are read: of the rows, then of joined files, then of edges of graphs."""
+        """Sources of all files that are read: first the rows, then joined files, then edges of graphs."""
         joined = (join.source for join in self.joins.values())
         return (self.source, *joined, *(file.source for file in self.graphs.values()))
 
@@ -168,7 +168,7 @@ class DataPlan:
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """The columns of labels, of their masks and of the rows' weights."""
+        """The columns of labels, their masks and the rows' weights."""
         return tuple(dict.fromkeys(self.dataset.label_columns.values()))
 
     @property
