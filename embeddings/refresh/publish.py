@@ -420,7 +420,7 @@ def _copy_views(target: Collection, parent: VersionReader, generation: int) -> N
 
 
 def _create_views(target: Collection, views: Sequence[View], candidate: ItemVectors, generation: int) -> list[str]:
-    """Create the default views and the requested ones; return an error message for each that cannot be created.
+    """Create the default and the requested views; return an error message for each view that cannot be created.
 
     The identity view is left out if a view of its name has other parameters, or is of another collection.
     """

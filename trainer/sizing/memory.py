@@ -143,7 +143,7 @@ def state_counts(kind: str) -> tuple[int, int]:
 
 
 def value_bytes(stored: Table) -> tuple[int, int]:
-    """Return (bytes of an element of a row, bytes of an element of its optimizer state)."""
+    """Return the bytes of an element in (a row, its optimizer state)."""
     return ELEMENT_TYPES[stored.dtype].num_bytes, ELEMENT_TYPES[stored.state_dtype].num_bytes
 
 
