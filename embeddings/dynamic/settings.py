@@ -1,4 +1,4 @@
-"""Settings of a dynamic table: its capacity, the admission of new ids and the eviction of old ones; torch-free."""
+"""Settings of a dynamic table: its capacity, the admission of new ids and the eviction of old ids; torch-free."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ from embeddings.vectors.item_vectors import Array, ItemVectors, shared_rows
 
 @dataclass(frozen=True)
 class Generation:
-    """Anchor generation of a candidate: the parent's coordinates, or new ones.
+    """Anchor generation of a candidate: the parent's coordinates, or new coordinates.
 
     Attributes:
         continues: True for the parent's generation.
-        anchor_version: the generation's first version; None in a new one.
+        anchor_version: the generation's first version; None in a new generation.
         num_shared: number of items found in both the parent and the candidate.
         checks: the checks that decided, which are the first checks of the gate.
     """

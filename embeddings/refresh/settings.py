@@ -44,7 +44,7 @@ class Gate:
 class Evidence:
     """Thresholds on the number of an item's training rows.
 
-    ``min_count``: items of fewer rows, in this version or the one before, are excluded from the gate's metrics of
+    ``min_count``: items of fewer rows, in this version or the version before, are excluded from the gate's metrics of
     shared items; 0: no item is. ``mark_uncertain``: True if items of fewer than ``min_count`` rows are served as
     ``uncertain``, unless an earlier version had them as found or carried.
     """

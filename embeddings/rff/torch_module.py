@@ -40,7 +40,7 @@ class RandomFourierLayer(nn.Module):
         """Load a layer in safetensors from its bytes (``Client.layer``) or its path.
 
         Raises:
-            ValueError: the file has no layer, or the tensor's sha256 is not the one in the file's metadata.
+            ValueError: the file has no layer, or the tensor's sha256 is not that in the file's metadata.
         """
         data = source if isinstance(source, bytes) else Path(source).read_bytes()
         try:

@@ -34,7 +34,7 @@ class RowsOfRank:
         """Set the next batch's step and sample offset; call it before the batch's ids are distributed.
 
         Usually that means before each training forward. TrainPipelineSparseDist distributes a batch while it trains on
-        the previous one: with it, call this when the pipeline's iterator yields the batch.
+        the previous batch: with it, call this when the pipeline's iterator yields the batch.
 
         Args:
             step: the step that the batch is for.

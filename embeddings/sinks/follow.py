@@ -217,7 +217,7 @@ def wait(collection: Collection, names: Names[str], seconds: float, pause: Calla
 
 
 class SinkFollower:
-    """Threads that keep sinks up to date from ``start`` to ``stop``, one for each sink: a slow one delays no other.
+    """Threads that keep sinks up to date from ``start`` to ``stop``, one for each sink: a slow sink delays no other.
 
     Args:
         sinks: the operator's sinks.

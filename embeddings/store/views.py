@@ -226,7 +226,7 @@ class ViewRegistry:
 
         Raises:
             CorruptStore: U is damaged.
-            ValueError: U's sha256 differs from the published one, or no installed package has the view's kind.
+            ValueError: U's sha256 differs from the published sha256, or no installed package has the view's kind.
         """
         return self._features_and_matrix(entry)[0]
 

@@ -20,7 +20,7 @@ def top_k(scores: Array, k: int) -> Array:
 
 
 class BestSoFar:
-    """The k highest scores of n queries, from pieces of the columns added one after another.
+    """The k highest scores of n queries, from pieces of the columns, added in turn.
 
     Attributes:
         columns: int64 [n, at most k], best first.

@@ -22,7 +22,7 @@ def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
     """Run the service until a signal stops it, and return the exit code.
 
     Raises:
-        CommandError: The role does not exist, or several workers were requested for a role that allows only one.
+        CommandError: The role does not exist, or several workers were requested for a role that allows only one worker.
     """
     from service.core.settings import ROLES
 

@@ -144,7 +144,7 @@ class JobCalls(Session):
 
         Args:
             job_id: The job.
-            last_event_id: The ``id`` of the last event already known: this event and earlier ones are left out.
+            last_event_id: The ``id`` of the last event already known: this event and earlier events are left out.
 
         Raises:
             Unreachable: The stream broke off, for example because the service was restarted.

@@ -1,4 +1,4 @@
-"""Decisions whether a run may start in addition to the running ones, from its needs and the host's free resources.
+"""Decisions whether a run may start in addition to the running runs, from its needs and the host's free resources.
 
 Jobs are served in order: the job at the head of the queue waits until there is room for it, and only a job of the same
 tenant with a higher priority may pass it. So a large job is not starved by small jobs. A run's needs are reserved from

@@ -91,8 +91,8 @@ class Dice(nn.Module):
     """PReLU whose turning point follows the data: f(s) = p s + (1 - p) alpha s for s [n, width].
 
     p = sigmoid((s - E[s]) / sqrt(Var[s] + eps)), equation 4. The moments are taken over all rows of the global batch in
-    training, and are running ones in evaluation (trainer.models.layers.batch_norm). alpha, one for each column, starts
-    from 0 and is learned; eps is 1e-8.
+    training, and are running moments in evaluation (trainer.models.layers.batch_norm). alpha, one for each column,
+    starts from 0 and is learned; eps is 1e-8.
     """
 
     def __init__(self, width: int, dtype: torch.dtype):

@@ -94,7 +94,7 @@ class NextItemModel(RankingModel):
 
         Returns:
             (rank of the target among its negatives, share of the negatives that score below it, rank of the target
-            among all items except the user's earlier ones). Ranks count from 0, and ties count against the target. A
+            among all items except the user's earlier items). Ranks count from 0, and ties count against the target. A
             target without training rows is not found: inf, 0 and inf. Without a catalogue the last rank is NaN.
         """
         rows = self.embeddings(batch.features)

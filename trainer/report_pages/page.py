@@ -164,7 +164,7 @@ def _panel(axes: Any, panel: Panel) -> None:
 
 
 def _band(axes: Any, curve: Curve, number: int, label: str) -> None:
-    """Draw curve ``number`` of a chart: means, and a band of one standard deviation where there is one."""
+    """Draw curve ``number`` of a chart: means, and a band of one standard deviation where known."""
     colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
     marker = "o" if len(curve) < 12 else None
     x, means, *spread = zip(*curve, strict=True)

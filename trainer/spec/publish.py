@@ -1,4 +1,4 @@
-"""Settings of publishing a job's vectors, and of keeping refreshed vectors near the served ones. Torch-free.
+"""Settings of publishing a job's vectors, and of keeping refreshed vectors near the served vectors. Torch-free.
 
 A part of trainer.spec.
 """
@@ -21,7 +21,7 @@ _REMOVED_BUCKETS = re.compile(r"cosine_(mean|p5|low)\[\d+(-\d+|\+)\]")
 class MovingAverage(Spec):
     """Moving average of served vectors: z = unit((1 - w) z + w unit(h R)), with w ``new_weight``.
 
-    z is an item's served vector, h its newly trained vector, and R the alignment of new vectors to served ones. An
+    z is an item's served vector, h its newly trained vector, and R the alignment of new vectors to served vectors. An
     item for which the cosine of z and h R is below ``reset_below_cosine`` is served as unit(h R).
     """
 

@@ -21,7 +21,7 @@ def _prefers_onednn() -> bool:
 
 
 def product(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x @ y``, plus ``bias`` if there is one.
+    """Return ``x @ y``, plus ``bias`` if any.
 
     The two libraries multiply and add in float32, each in its own order. Where autograd records it is plain torch's.
 

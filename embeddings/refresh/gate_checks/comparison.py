@@ -136,9 +136,9 @@ class Comparison:
     def evident(self) -> tuple[Array, Array]:
         """Rows (of previous, of candidate) of the shared items with enough training rows in both.
 
-        The vector of an item with one click is noise: two trainings agree on it no more than on a random direction. It
-        would hide a movement of the other items, or look like one. All shared items are used if counts are unknown or
-        fewer than ``MIN_EVIDENT`` items are evident.
+        The vector of an item with one click is noise: two trainings agree on it no more than on a random direction.
+        This noise would hide a movement of the other items, or look like a movement. All shared items are used if
+        counts are unknown or fewer than ``MIN_EVIDENT`` items are evident.
         """
         old, new = self.shared
         known = [counts[rows] for counts, rows in ((self.served.counts, old), (self.candidate.counts, new))

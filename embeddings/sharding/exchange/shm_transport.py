@@ -48,7 +48,7 @@ _DTYPES = {str(dtype): dtype for dtype in (
 )}  # fmt: skip
 
 Part = Tensor | Sequence[Tensor]
-"""Data to send: a tensor, or several matrices that are sent as one, joined along columns."""
+"""Data to send: a tensor, or several matrices, sent joined along columns."""
 
 _of_group: WeakKeyDictionary[dist.ProcessGroup, HostMemory | None] = WeakKeyDictionary()
 _by_network = False
@@ -273,7 +273,7 @@ def _host() -> list[Any] | None:
 def _peers(
     rank: int, listener: socket.socket, addresses: Sequence[bytes]
 ) -> tuple[list[socket.socket | None], str | None]:
-    """Return a socket to every other rank, and a description of any problem; higher ranks connect to lower ones."""
+    """Return a socket to every other rank, and a description of any problem; higher ranks connect to lower ranks."""
     peers: list[socket.socket | None] = [None] * len(addresses)
     problem = None
     for number in range(len(addresses)):

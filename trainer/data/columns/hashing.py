@@ -1,7 +1,7 @@
 """Stable 64-bit hashes of raw ids, and random words as a function of a counter. numpy only, torch-free.
 
 Everything random in the data layer is ``splitmix64`` of (key, index): the same on every machine and for every chunking
-and world size, and computed at any position without earlier ones. The bits never change between versions: splits,
+and world size, and computed at any position without earlier positions. The bits never change between versions: splits,
 orders, negatives and hash initial values depend on them.
 
 splitmix64 is Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014), with the constants of

@@ -125,7 +125,7 @@ class Reader(ABC):
         """Return the type that can hold a column's values of all files, from the types that the files declare.
 
         Without ``strict``, text is compatible with numbers and times, and single values with lists. The first file's
-        type is then returned, and rows of later files with unreadable values are reported one by one.
+        type is then returned, and each row of later files with unreadable values is reported.
 
         Raises:
             DataError: there is no such type.
