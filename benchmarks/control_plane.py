@@ -1,8 +1,8 @@
 """The control plane while a run trains: lists of jobs, vectors under load, start, memory, import.
 
-``python -m benchmarks.control_plane`` creates its own EVENKEEL_HOME, and trains in it while it measures. It prints a
-JSON line for each case. ``--pace 0 3 10`` instead gives the ranks each of these nicenesses in turn. It measures the
-seconds of a job while busy loops run, and lists of jobs while a job of two ranks trains.
+``python -m benchmarks.control_plane`` creates its own EVENKEEL_HOME, and trains in it while it measures. The benchmark
+prints a JSON line for each case. ``--pace 0 3 10`` instead gives the ranks each of these nicenesses in turn. For each
+niceness it measures the seconds of a job while busy loops run, and lists of jobs while a job of two ranks trains.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def timed(call: Callable[[], httpx.Response]) -> float:
 
 
 def imports() -> None:
-    """Measure the wall time of an import in a fresh interpreter, less that of the interpreter alone."""
+    """Measure the wall time of an import in a fresh interpreter, less that of just the interpreter."""
 
     def once(statement: str) -> float:
         begun = time.perf_counter()
@@ -176,7 +176,7 @@ def end(http: httpx.Client, job_id: str) -> None:
 
 
 def lists(http: httpx.Client, beside: str) -> None:
-    """Measure lists of 1000 jobs, in pages of the greatest length and of the usual one."""
+    """Measure lists of 1000 jobs, in pages of the greatest and of the usual length."""
     for limit in (50, 200):
         taken = [timed(lambda limit=limit: http.get("/v1/jobs", params={"limit": limit})) for _ in range(100)]  # type: ignore[misc]
         report(f"list {limit} of {NUM_JOBS} jobs, {beside}", **quantiles(taken))

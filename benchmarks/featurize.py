@@ -5,8 +5,8 @@
 - case ``fetch 1000``: the time that computing a view adds to a fetch: 1000 ids of the same version through the view,
   and without it (``added_ms``, the difference of the medians).
 - case ``align_ema N x 64``: ``seconds`` for the rotation of a candidate onto the served version, the rotated rows and
-  their average with the served ones, by the functions of a refresh; the peer computes the formulas in float64, all
-  rows at once. Its result is compared with ours.
+  their average with the served rows, by the functions of a refresh; the peer computes the formulas in float64, all rows
+  at once. The peer's result is compared with ours.
 """
 
 from __future__ import annotations

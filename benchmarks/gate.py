@@ -157,11 +157,11 @@ def _equal_days(rows: Rows, num_days: int = 16) -> Rows:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of the rows of a window, of the job that trains on them, or of the vectors' norms.
+    """A fault of a window's rows, of the job that trains on them, or of the vectors' norms.
 
     ``rows``: (rows, flags of the last day, generator) -> rows; ``job``: fields that change; ``cold``: no warm start;
     ``item``: column read as the item; ``norms``: the share of the items whose norms are 1.5 times as large;
-    ``labelled``: True for logs with labels alone, False for logs of clicks alone.
+    ``labelled``: True: only for logs with labels, False: only for logs of clicks.
     """
 
     rows: Callable[[Rows, Array, np.random.Generator], Rows] = lambda rows, last, rng: rows
@@ -198,7 +198,7 @@ def exchanged(share: float) -> Callable[[Rows, Array, np.random.Generator], Rows
 
 
 def flipped(column: str = "", value: Any = None, last_day: bool = False) -> Callable[..., Rows]:
-    """Build a fault that flips the labels of a fifth of the rows, or of all with a column's value."""
+    """Build a fault that flips the labels of a fifth of the rows, or of all rows with a column's value."""
 
     def change(rows: Rows, last: Array, rng: np.random.Generator) -> Rows:
         chosen = rows[column] == value if column else rng.random(len(last)) < 0.2

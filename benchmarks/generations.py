@@ -13,12 +13,12 @@ map.
 
 Consumers: ``genres``, a logistic regression of a movie's first genre from the vectors; ``genres_rff``, the same from
 the default view; ``ratings``, a ridge regression of a movie's mean rating from the vectors. Scores are accuracy, and
-the correlation with the mean rating, on movies that the consumer was not fitted on, new ones among them.
+the correlation with the mean rating, on movies that the consumer was not fitted on, new movies among them.
 
 One JSON line per consumer and case: ``mapped`` (it reads ``VIEW@g1``), ``cut`` (it reads the first 32 columns of the
 new vectors, or random Fourier features of these) and ``exponential`` (it reads an exponential view). day0: score before
 the change; scores: after the change and each refresh; kept: the lowest of them / day0; lift: the highest share of day
-0's lift over an answer that is always the same; new: score on new movies alone, after the last refresh; third: score in
+0's lift over an answer that is always the same; new: score on only new movies, after the last refresh; third: score in
 generation 3; microseconds: time to compute an item's exponential vector from 64 columns, in batches of 1000. Further
 lines: ``map`` (figures of the three maps), ``wrong`` (of a map for a two_tower whose ids are shuffled).
 
@@ -72,7 +72,7 @@ MIN_KEPT, MIN_NEW_KEPT, MIN_EXPONENTIAL_KEPT, MAX_CUT_LIFT = 0.95, 0.9, 0.9, 0.5
 
 
 class Movies:
-    """MovieLens-1M in days: all movies, those of day 0, and the rows of each day."""
+    """MovieLens-1M cut into days, with all movies, those of day 0, and the rows of each day."""
 
     def __init__(self, data: Path, refreshes: int):
         self.uri = data / "ml1m.parquet"
@@ -104,7 +104,7 @@ class Consumer:
         view: name of the view.
         day0: its score before the change.
         scores: by case, its scores after the change and after each refresh.
-        others: by case, the score on new movies alone, ``new``, and in the third generation, ``third``.
+        others: by case, the score on only new movies, ``new``, and in the third generation, ``third``.
     """
 
     def __init__(self, view: str, movies: Movies, labels: Array, model: Any, score: Callable[[Array, Array], float]):

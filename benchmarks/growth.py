@@ -1,15 +1,15 @@
 """Dynamic tables and TorchRec's zero-collision modules: time for each id, share of ids with a row, time of a step.
 
-Ids are 64-bit, drawn by Zipf (exponent 1.05) from three million at a time, of which a thousandth is replaced by new
-ones at each step, so that a table of a million rows is full after a while and old ids have to go. Bench ``assign``: our
+Ids are 64-bit, drawn by Zipf (exponent 1.05) from three million at a time, of which a thousandth is replaced by new ids
+at each step, so that a table of a million rows is full after a while and old ids have to go. Bench ``assign``: our
 :class:`embeddings.dynamic.id_map.DynamicIdMap` and the peer get the same ids in turns in one process; the time is that
 of mapping a step's ids to rows, after ``--steps`` steps that are not timed. ``own_row``: share of the timed ids that
 share their row with no other id.
 
 Peers: ``mch_lru``, ``mch_lfu``: MCHManagedCollisionModule, which sorts its ids and lets ids in and out every
-``EVICTION_INTERVAL`` batches. (HashZchManagedCollisionModule trains on CUDA alone.) ``find`` compares the peer's
-lookup in evaluation mode with ours. Bench ``step`` compares lookup, backward and step of AdamAR on raw ids with the
-same work on row numbers.
+``EVICTION_INTERVAL`` batches. (HashZchManagedCollisionModule trains only on CUDA.) ``find`` compares the peer's lookup
+in evaluation mode with ours. Bench ``step`` compares lookup, backward and step of AdamAR on raw ids with the same work
+on row numbers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Stream:
 
 
 class Managed:
-    """One of TorchRec's modules as a function from raw ids to rows; its last row is shared by ids without one."""
+    """One of TorchRec's modules as a function from raw ids to rows; ids without a row share the last row."""
 
     def __init__(self, policy: Any) -> None:
         from torchrec import JaggedTensor
@@ -115,7 +115,7 @@ def assign(peer: str, growth: IdMapSettings, steps: int, iterations: int) -> Non
 
 
 def means(times: np.ndarray) -> dict[str, float]:
-    """Return the mean milliseconds of both; medians would miss the few steps that make room for later ones."""
+    """Return the mean milliseconds of both; medians would miss the few steps that make room for later steps."""
     ours, theirs = times.mean(axis=0)
     return {"ours_mean_ms": round(float(ours), 4), "peer_mean_ms": round(float(theirs), 4)}
 

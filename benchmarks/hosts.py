@@ -2,9 +2,9 @@
 
 Hosts are namespaces of this machine that a pair of virtual links and a bridge connect (``tests.hosts.net``: root,
 iproute2), so both share its processor, and a link costs only copies or, with a limit of ``tc``, its rate. Run from a
-checkout. Each line has the milliseconds of a step of case ``ranks`` of benchmarks.scaling with its plan: 2 ranks of a
-thread each, all groups alive, in turns. ``sent_bytes`` is what a host's link counted in a step, headers included,
-``wire_ms`` the time that these bytes take at the limit.
+checkout. Each output line has the milliseconds of a step in case ``ranks`` of benchmarks.scaling, with its plan: 2
+ranks of a thread each, all groups alive, in turns. ``sent_bytes`` is what a host's link counted in a step, headers
+included, ``wire_ms`` the time that these bytes take at the limit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Group:
         ]  # fmt: skip
 
     def step(self) -> float:
-        """Return the milliseconds of a step, as the slower rank has them."""
+        """Return the milliseconds of a step on the slower rank."""
         for rank in self._ranks:
             assert rank.stdin is not None
             rank.stdin.write("\n")

@@ -9,7 +9,7 @@ Queries are rows of the version, which are left out of their own answers.
 build_seconds, build_cpu_seconds: of one thread. items_per_second: items over build_cpu_seconds, so that other programs
 do not count. index_bytes: of the file, which is mapped. added_memory_bytes: anonymous memory that opening and searching
 adds.
-recall_at_10: share of the exact ten that the index finds. p50_ms, p95_ms of a query; cpu_ms: processor time of one.
+recall_at_10: share of the exact ten that the index finds. p50_ms, p95_ms of a query; cpu_ms: processor time of a query.
 """
 
 from __future__ import annotations

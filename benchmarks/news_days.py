@@ -16,7 +16,7 @@ retrained, aligned   the same, aligned onto the vectors of the day before
 ===================  ================================================================================================
 
 *Coverage*: share of the next day's clicks whose article has a vector in the version served at that time. A version
-is served from the time of its last row on. ``retrained`` serves only the articles of its own training.
+is served from the time of its last row on. With ``retrained`` only the articles of the last training are served.
 
 *Consumers*: logistic regression from an article's vector, fitted on half of the articles (by a hash of their ids) and
 judged by its AUC on the other half, of articles with at least ``MIN_ROWS`` clicks in training. *Frozen*: fitted on the
@@ -69,7 +69,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
     "retrained": ({"publish": PLAIN, "epochs": FIRST_EPOCHS}, True),
     "retrained, aligned": ({"publish": ALIGNED, "epochs": FIRST_EPOCHS}, True),
 }
-"""Each way's changes of the job, and True if every training starts from new initial values with another seed."""
+"""For each way of training: changes of the job, and True if every training starts from new values with another seed."""
 QUESTIONS, KINDS, ENDS = ("audience", "popular"), ("frozen", "refitted"), ("published", "refreshes")
 OFTEN = ("often", "often, ungated")
 COVERAGES = ("retrained", "daily, a day old", "daily", *OFTEN, "clicked before")
@@ -201,7 +201,7 @@ def study(log: Log, folder: Path, seed: int, a_day: int, num_days: int | None = 
 def scored(
     log: Log, items: ItemVectors, day: int, case: str, frozen: Mapping[int | None, Any] | None = None
 ) -> dict[str, float]:
-    """Return the AUC of each question's consumer: the frozen ones, or others fitted on these vectors."""
+    """Return the AUC of each question's consumer: the frozen consumers, or others fitted on these vectors."""
     found = {}
     for question in log.questions:
         task = log.task(items, day, question)
@@ -211,7 +211,7 @@ def scored(
 
 
 def tables(lines: Sequence[Line]) -> str:
-    """Return Markdown tables: a row for each day, then one for each way; means over seeds ± their sample deviation."""
+    """Return Markdown tables: a row for each day, then for each way; means over seeds ± their sample deviation."""
     seeds, days = sorted({line["seed"] for line in lines}), sorted({line["day"] for line in lines})
 
     def cell(chosen: Sequence[int], figure: str) -> str:

@@ -65,7 +65,7 @@ class Result:
 
 
 class Replayed:
-    """Prepared data whose training batches are made once and kept, so that every method gets the same ones."""
+    """Prepared data whose training batches are made once and kept, so that every method gets the same batches."""
 
     def __init__(self, data: PreparedData):
         self._data = data

@@ -1,8 +1,8 @@
-"""Seconds to the first step of a job of one pass, and of the same job with a preparation.
+"""Seconds until the first step of a one-pass job, and of the same job with a preparation.
 
 ``python -m benchmarks.one_pass [--full] [--rows 1000000] [--whole 1000000]``. The click log of benchmarks.prepare (26
 columns of ids, half of them strings, 13 of numbers) as one Parquet file; a DCN-V2 of dim 16 with 26 dynamic tables, on
-one rank of two threads, in a process of its own; case ``read``: its rows read and hashed alone. One JSON object for
+one rank of two threads, in a process of its own; case ``read``: its rows are only read and hashed. One JSON object for
 each size and case:
 
 =====================  ================================================================================================

@@ -152,7 +152,7 @@ class _Rows(nn.Module):
 
 
 def dense_part(kind: str, num_features: int, iterations: int = 101) -> dict[str, Any]:
-    """Time a model's forward, loss and backward, fused and layer by layer, and the matrix products alone.
+    """Time a model's forward, loss and backward, fused and layer by layer, and only the matrix products.
 
     All are processor milliseconds: other work on the machine moves them less.
     """

@@ -1,7 +1,7 @@
 """Preparation by tasks on one and on two simulated hosts: nodes of a real Ray cluster, each pinned to one processor.
 
 The log of ``benchmarks.prepare`` is prepared by a driver and a Ray node on processor 0, then by the same driver with a
-second node on processor 1 (``taskset``). Both hosts share this machine's disk, memory bus and operating system, and
+second node on processor 1 (``taskset``). The two hosts share this machine's disk, memory bus and operating system, and
 exchange results through one directory, so no network is measured. Needs two processors and a checkout. One JSON object
 per line:
 

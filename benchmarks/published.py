@@ -1,9 +1,9 @@
-"""Recommenders on the public data sets that published tables use: our figures compared with the published ones.
+"""Recommenders on the public data sets that published tables use: our figures compared with the published figures.
 
 ``python -m benchmarks.published [--data ../shared/data] [--rows gowalla_bpr ...] [--seeds 1] [--full]``.
 All items of the catalogue are ranked for each user, and no metric uses sampled negatives. Sequences: each user's last
 item is the test item, and the item before it the validation item. gowalla: the file's own test rows. The epoch is
-chosen on validation rows alone. Prints one JSON line per training and, at the end, a Markdown table of means and sample
+chosen only on validation rows. Prints one JSON line per training and, at the end, a Markdown table of means and sample
 standard deviations over seeds. The settings of each row are ROWS; ``--epochs`` bounds a quick look.
 """
 
@@ -31,7 +31,7 @@ LAST_ITEMS = {"kind": "per_user_last"}
 class Row(NamedTuple):
     """Settings of one row of the table, and the published figures that it is compared with.
 
-    A model without a loss takes the defaults of its kind. ``changes``: further parts of the job.
+    A model without a loss takes the defaults of its kind. ``changes``: other parts of the job.
     """
 
     dataset: str

@@ -70,7 +70,7 @@ TASTES = 2
 
 
 def trained(folder: Path, job: JobSpec, dataset: DatasetSpec, day: int, before: Run | None, rows: Path) -> Run:
-    """Train a day's job on nine tenths of ``rows``, from the day before if there is one, and publish it."""
+    """Train a day's job on nine tenths of ``rows``, from the day before if any, and publish it."""
     table = pq.read_table(rows)
     generator = np.random.default_rng(day)
     uri = folder / f"day{day}.parquet"

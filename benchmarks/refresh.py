@@ -262,7 +262,7 @@ def serve(
     day0: ItemVectors,
     candidates: Sequence[ItemVectors],
 ) -> list[dict[str, Any]]:
-    """Publish ``candidates`` one after the other to a new collection, and return the lines of this case."""
+    """Publish ``candidates`` in turn to a new collection, and return the output lines of this case."""
     target, view = store.collection(name), f"{name}_rff"
 
     def publish(items: ItemVectors, how: Settings) -> Publication:

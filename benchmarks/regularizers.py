@@ -1,12 +1,12 @@
 """CPU time of a training step with each method of recipe ``dropout``, SAM and l2, compared with no regularizer.
 
 ``python -m benchmarks.regularizers [--data data] [--quick] [--steps 20] [--methods ...]``. The jobs are those of the
-recipe, on epinions in the folder ``--data`` (``--quick``: small ones on a generated click log). The methods take turns,
+recipe, on epinions in the folder ``--data`` (``--quick``: small jobs on a generated click log). The methods take turns,
 step by step, in one process and one thread, each on the batches of its own training; the first steps are not counted.
 
-Prints one JSON line per method: ``ours_ms`` and ``peer_ms`` are medians of CPU milliseconds of its step and of a step
-without a regularizer, ``ratio`` is the first divided by the second. Unlike wall time, CPU time does not count waiting
-for a core that another program uses; other programs still slow it down through caches and memory bandwidth.
+Prints one JSON line per method: ``ours_ms`` and ``peer_ms`` are medians of CPU milliseconds, for its step and for a
+step without a regularizer, ``ratio`` is the first divided by the second. Unlike wall time, CPU time does not count
+waiting for a core that another program uses; other programs still slow it down through caches and memory bandwidth.
 """
 
 from __future__ import annotations

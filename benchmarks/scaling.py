@@ -89,7 +89,7 @@ class Trained:
 def rows(
     distribution: str, threads: int, iterations: int, many: int = MANY, few: int = FEW, dim: int = DIM
 ) -> list[dict[str, Any]]:
-    """Return the output lines of case ``rows``: the table alone, and whole steps."""
+    """Return the output lines of case ``rows``: only the table, and whole steps."""
     torch.set_num_threads(threads)
     large, small = Trained(distribution, many, dim), Trained(distribution, few, dim)
     times = interleave(

@@ -12,8 +12,8 @@ ple             an expert for each label and one for both, in one level
 esmm            a tower for each label; love is conditional on like
 ==============  =====================================================================================================
 
-Prints one JSON line per run, and a Markdown table. The epoch is the one with the best validation AUC; with several
-labels their mean AUC counts, since a job ends with one set of parameters.
+Prints one JSON line per run, and a Markdown table. The epoch is that with the best validation AUC; with several labels
+their mean AUC counts, since a job ends with one set of parameters.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python -m benchmarks.sinks [--rows 100000] [--dim 64] [--kills 20] [--only lancedb|milvus|postgresql] [--seed 0]
 
-One JSON line per kind of sink: a directory of LanceDB, a server of Milvus Lite that it starts, both if they are
-installed, and the PostgreSQL at EVENKEEL_TEST_POSTGRES if it has pgvector. A version is loaded and refreshed three
-times without readers: ``rows_per_second`` is the median of the three loads. Then a reader reads all rows, over and
-over. Meanwhile the collection is refreshed three times more, promoted and rolled back, and processes that load it are
-killed (SIGKILL) at random times; after half of the kills, the load is done again to its end:
+Prints one JSON line per sink: a LanceDB directory, a Milvus Lite server that the benchmark starts, and the PostgreSQL
+at EVENKEEL_TEST_POSTGRES. A sink that is not installed is left out, and so is a PostgreSQL without pgvector. A version
+is loaded and refreshed three times without readers: ``rows_per_second`` is the median of the three loads. Then a reader
+reads all rows, over and over. Meanwhile the collection is refreshed three times more, promoted and rolled back, and
+processes that load it are killed (SIGKILL) at random times; after half of the kills, the load is done again to its end:
 
 - ``killed_while_loading``: kills that came before the process had ended;
 - ``reads``, ``switches_seen``, ``mixed``: reads, changes of version between them, and reads that were not the whole of
@@ -69,7 +69,7 @@ sys.stdin.readline()
 sync_when_free(collection, {NAME!r}, sink)
 os._exit(0)
 """
-"""Program that loads a sink once a line arrives: it imports little, and is gone as soon as it has loaded."""
+"""Program that loads a sink once a line arrives on stdin: it imports little, and is gone as soon as it has loaded."""
 
 
 class Look(NamedTuple):
@@ -216,7 +216,7 @@ class PostgreSQLReader:
 
 @contextlib.contextmanager
 def readers(only: str | None, folder: Path) -> Iterator[dict[str, Reader]]:
-    """Yield the sinks that can be had here, by their kind; say which cannot."""
+    """Yield the sinks that are installed here, by kind of sink; print the names of the others."""
     found: dict[str, Reader] = {}
     if only in (None, "lancedb"):
         try:
@@ -298,7 +298,7 @@ class Run:
         attach(self.collection, [NAME])
 
     def change(self, generator: random.Random) -> None:
-        """Serve another version, an older or a newer one, if the sink has the one that is served."""
+        """Serve another version, older or newer, if the sink has the served version."""
         if not is_behind(self.collection, self.collection.settings("sink")[NAME]):
             others = sorted(self.whole.keys() - {self.collection.current()})
             self.collection.promote(generator.choice(others), "a change for the benchmark")
@@ -359,7 +359,7 @@ def measure(kind: str, run: Run, kills: int, generator: random.Random) -> dict[s
 
 
 def holds(line: dict[str, Any]) -> bool:
-    """Return True if a line shows what sinks promise."""
+    """Return True if an output line shows what sinks promise."""
     is_whole = line["mixed"] == 0 and line["final"] and line["erased_left"] == 0 and line["rows_left"]
     return bool(is_whole and line["reads"] and line["rows_per_second"] >= GOAL_ROWS_PER_SECOND)
 

@@ -1,4 +1,4 @@
-"""Cost of SSE: the lookup with swaps (p = .01), compared with no swaps and with a separate pass over the ids.
+"""Cost of SSE: the lookup with swapped ids (p = .01), compared with unswapped ids and with a separate pass.
 
 ``separate_pass`` is the usual way to add such swaps: masks and random rows from torch's generator, then a lookup.
 
@@ -65,7 +65,7 @@ def run(workload: Workload, iterations: int) -> Iterator[dict[str, Any]]:
 
 
 class Batch(NamedTuple):
-    """This rank's part of a batch: the samples from ``start`` on."""
+    """A rank's part of a batch: the samples from ``start`` on."""
 
     features: Any
     labels: torch.Tensor
@@ -134,7 +134,7 @@ def batches(workload: Workload) -> Iterator[tuple[Batch, ...]]:
 
 
 def time_row_wise(workload: Workload, iterations: int) -> tuple[np.ndarray, int]:
-    """Return milliseconds [iterations, 2] of a whole step with and without SSE, and the number of swaps in a batch.
+    """Return milliseconds [iterations, 2] of a whole step with and without SSE, and how many ids a batch swaps.
 
     Collective.
     """

@@ -43,7 +43,7 @@ POLL_SECONDS = 0.05
 
 
 def write_rows(path: Path) -> None:
-    """Write rows of ten kinds of users; each kind takes items of its own kind.
+    """Write rows of ten kinds of users; each kind of user takes items of its own kind.
 
     The rows cover one day more than the first job is trained on.
     """
@@ -84,7 +84,7 @@ def job_of(**changes: Any) -> dict[str, Any]:
 
 
 def parts_of(directory: Path, submitted: float, ended: float) -> dict[str, Any]:
-    """Return the fields of a line.
+    """Return the fields of an output line.
 
     The parts in order of time: ``queue`` until the process starts, ``process`` until its first event (imports),
     ``prepare``, ``cluster`` (start of Ray), ``workers`` until rank 0 runs its first line, ``build`` until its first

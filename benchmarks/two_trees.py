@@ -1,9 +1,9 @@
 """Compare two checkouts: whether a change made the tables slower.
 
 ``python -m benchmarks.two_trees BEFORE AFTER [--case lookup/adam_ar ...] [--starts 4] [--rounds 40] [--calls 10]``.
-Both are folders of checkouts whose CPU kernel is built (``python embeddings/kernels/cpu/build.py``). Each checkout has
-a process with one thread, both on the same core. They take turns of 10 calls each, of which the fastest counts. They
-are started again four times, since memory addresses differ from process to process.
+Both arguments are folders of checkouts whose CPU kernel is built (``python embeddings/kernels/cpu/build.py``). Each
+checkout has a process with one thread, both on the same core. They take turns of 10 calls each, of which the fastest
+counts. They are started again four times, since memory addresses differ from process to process.
 
 Prints one JSON line for each case: ``ratio`` is the median over starts of the median over rounds of after / before,
 ``starts`` the ratio of each start. Given the same tree twice, it shows how far two equal trees differ.

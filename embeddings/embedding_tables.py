@@ -38,8 +38,8 @@ class EmbeddingTables(torch.nn.Module):
             name. Swaps happen in training mode only.
         seed: seed of the initial rows and the SSE draws.
         backend: ``cpu`` (compiled, parallel over samples and rows), ``triton`` (for the GPU named by ``device``),
-            ``fbgemm`` (its fused SGD, Adagrad and rowwise Adagrad) or ``reference`` (plain torch);
-            left out: :func:`default_backend` of the device.
+            ``fbgemm`` (its fused SGD, Adagrad and rowwise Adagrad) or ``reference`` (plain torch); None:
+            :func:`default_backend` of the device.
         dtype: type of stored rows: torch.float64, float32, float16 or bfloat16. Output, gradients and sums are float32
             for half-precision rows, which are stored with stochastic rounding, and ``dtype`` otherwise.
         state_dtype: type of optimizer state; torch.float64 only if rows are float64 too. Left out: the type of the
@@ -226,7 +226,7 @@ class EmbeddingTables(torch.nn.Module):
         return self._kernel.forward(indices, offsets, weights, batch_size, swaps, self._idle_now())
 
     def _idle_now(self) -> Any:
-        """Return the kernel's coefficients of deferred updates; None if the optimizer leaves idle rows alone."""
+        """Return the kernel's coefficients of deferred updates; None if the optimizer does not change idle rows."""
         if self._may_be_ahead:
             last = int(self.layout.last_steps.max()) if self.layout.last_steps.numel() else 0
             if last > self.completed_steps - self.birth_step:
@@ -334,7 +334,7 @@ class EmbeddingTables(torch.nn.Module):
     def read(self, name: str, rows: torch.Tensor | None = None, *, decay: bool = True) -> torch.Tensor:
         """Return a copy of rows, [len(rows), dim], with the deferred updates of all completed steps applied.
 
-        ``rows``, int64, are local row numbers; left out: all. With ``decay=False`` the deferred movement by momentum
+        ``rows``, int64, are local row numbers; None: all rows. With ``decay=False`` the deferred movement by momentum
         is applied, but not the decay since the last touch, as for published directions. The stored rows do not change.
 
         Raises:

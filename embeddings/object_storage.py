@@ -43,7 +43,7 @@ class StorageError(RuntimeError):
 
 
 class NotWholeError(StorageError):
-    """An object in the storage is missing, truncated, or different from the one that was stored."""
+    """An object in the storage is missing, truncated, or different from the object that was stored."""
 
 
 class MissingFileError(NotWholeError):
@@ -60,7 +60,7 @@ class StoredFile(NamedTuple):
 class ObjectStorage:
     """The objects under ``s3://BUCKET/PREFIX`` or ``gs://BUCKET/PREFIX``.
 
-    A large file is uploaded in parts, and appears with the last one.
+    A large file is uploaded in parts, and appears with the last part.
     """
 
     def __init__(

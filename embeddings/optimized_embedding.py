@@ -28,9 +28,8 @@ class OptimizedEmbedding(torch.nn.Module):
         embedding_dim: Columns of a row.
         padding_idx: 0 if id 0 is padding, whose row is zeros and does not learn; None if no id is padding.
         optimizer: Row optimizer that :meth:`step` applies, such as ``AdamAR(learning_rate=0.001, alpha=1e-5)``.
-        init: Distribution of initial values; left out: normal with standard deviation 1, as in
-            ``torch.nn.Embedding``.
-        sse: Settings by which Stochastic Shared Embeddings swap ids in training; left out: no id is swapped.
+        init: Distribution of initial values; None: normal with standard deviation 1, as in ``torch.nn.Embedding``.
+        sse: Settings by which Stochastic Shared Embeddings swap ids in training; None: no id is swapped.
         seed: Seed of initial values and swaps.
 
     Raises:

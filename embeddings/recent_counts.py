@@ -1,4 +1,4 @@
-"""Recent popularity of ids: counts with exponential decay, computed from earlier occurrences alone, without torch."""
+"""Recent popularity of ids: counts with exponential decay, computed only from earlier occurrences, without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RecentCounts:
 
     An occurrence counts 1 when it happens and 1/2 after a time of ``half_life`` (exponential decay: Cormode,
     Shkapenyuk, Srivastava and Xu, Forward Decay, ICDE 2009). Occurrences at t itself are not in c_i(t). So the count
-    that :meth:`add` gives a row contains neither the row's own occurrence nor later ones.
+    that :meth:`add` gives a row contains neither the row's own occurrence nor later occurrences.
 
     Args:
         half_life: in the unit of the times, above 0.

@@ -15,10 +15,10 @@ class StochasticSharedEmbedding(torch.nn.Embedding):
     """``torch.nn.Embedding`` that in training replaces each id, with ``probability``, by another (SSE-SE, SSE-Graph).
 
     The first dimension of the input counts samples, the others positions. Each forward pass in training makes new
-    draws; ``num_draws`` counts these passes. It is saved with the module, so that a resumed run makes the draws that
-    an uninterrupted run would have made.
+    draws; ``num_draws`` counts these passes. The number is saved with the module, so that a resumed run makes the draws
+    that an uninterrupted run would have made.
 
-    It takes the arguments of ``torch.nn.Embedding``, and the settings of SSE by keyword.
+    The module takes the arguments of ``torch.nn.Embedding``, and the settings of SSE by keyword.
 
     Args:
         probability, graph, rho, restart: as in :class:`embeddings.sse.config.SSEConfig`; the graph

@@ -67,8 +67,8 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
     The app's ``state`` holds ``settings``, ``database``, ``store``, ``authenticator``.
 
     Its lifespan migrates the database, creates the first key, and in the roles ``all`` and ``scheduler`` runs the job
-    runner and the scheduler. Its end does not stop training runs. In the role ``vectors`` it also starts while the
-    database is down, and then accepts the API keys that it knew last.
+    runner and the scheduler. The end of the lifespan does not stop training runs. In the role ``vectors`` it also
+    starts while the database is down, and then accepts the API keys that it knew last.
 
     Args:
         settings: The configuration, including the role.
@@ -112,7 +112,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
 
 
 def _telemetry() -> TelemetryConfig:
-    """Return the tracing settings: one span per request if tracing is on, but none for health checks and scrapes.
+    """Return the tracing settings: one span per request if tracing is on, but no span for health checks and scrapes.
 
     Metrics are not part of tracing; Prometheus scrapes them.
     """
@@ -237,7 +237,7 @@ def _make_home(settings: Settings) -> None:
 
 
 async def _try_start(settings: Settings) -> None:
-    """Prepare EVENKEEL_HOME, database and first key, so that an error is shown as one line, not a server traceback."""
+    """Prepare EVENKEEL_HOME, database and first key, so that an error is shown as a line of text, not a traceback."""
     _make_home(settings)
     database = Database(settings.database_url)
     try:

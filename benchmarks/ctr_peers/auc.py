@@ -41,7 +41,7 @@ def learning_rate(library: str, n: int) -> float:
 def compare_auc(
     task: Task, libraries: Sequence[str], models: Sequence[str], seeds: int, known: Sequence[Line], place: Place
 ) -> Iterator[Line]:
-    """Yield a line for each training of the comparison, except those in ``known``, which are not run again."""
+    """Yield an output line for each training of the comparison, except those in ``known``, which are not run again."""
     made = {_key(line): line for line in known if line["case"] == "auc"}
 
     def line(library: str, model: str, seed: int, n: int) -> Line:

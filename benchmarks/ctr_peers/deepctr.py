@@ -3,8 +3,8 @@
 Input is what its ``fit`` takes, an array for each feature, lists padded with 0. Settings are its defaults (initial
 values, L2 of 1e-5 on embeddings), but for tower, dimension and learning rate, which all libraries share, and for the
 first-order weights of its WDL and DCN, which are left out: WDL is then its DNN, and DCN with a matrix DCNv2 in
-parallel. It trains with dense gradients alone. ``verbose=0`` and no metrics while it trains make it
-fastest: with the defaults of its examples it computes an AUC and updates a progress bar at each step.
+parallel. DeepCTR-Torch trains only with dense gradients. ``verbose=0`` and no metrics while it trains make it fastest:
+with the defaults of its examples it computes an AUC and updates a progress bar at each step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ours, as users run it: a job of ``trainer.launch.in_process``, which ``evenkeel train`` calls.
 
-Its figures are taken from its own events.
+The job's figures are taken from its own events.
 """
 
 from __future__ import annotations

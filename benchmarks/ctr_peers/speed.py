@@ -1,10 +1,11 @@
 """Steps of ours and of TorchRec in one process, on the same batches in turn: whole, by parts, as ratios.
 
 Ours are trainers of jobs: the time is that of their ``train_step``, which the loop calls. TorchRec has rowwise Adagrad,
-which is compared first: FBGEMM has no Adam on CPUs. Its dense part runs layer by layer in plain torch, as its users
-write it, and in a further contestant as ours does. Batches are made beforehand and given to all once, untimed: so timed
-rows were touched before, and AdamAR is past its first steps. A ratio is the median over batches of ours / TorchRec's
-time of the same batch, below 1 if ours is faster. If other work shares the machine, use the ratio of processor times.
+which is compared first: FBGEMM has no Adam on CPUs. TorchRec's dense part runs layer by layer in plain torch, as its
+users write it, and in another contestant as ours does. Batches are made beforehand and given to all once, untimed: so
+timed rows were touched before, and AdamAR is past its first steps. A ratio is the median over batches of ours /
+TorchRec's time of the same batch, below 1 if ours is faster. If other work shares the machine, use the ratio of
+processor times.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ OWN = {EQUAL: ("rowwise_adagrad", ""), "ours, Adam, lazy moments": ("adam", "laz
        "ours, AdamAR, dense moments": ("adam_ar", "dense")}  # fmt: skip
 """Optimizer and moments of our contestants."""
 PARTS = ("lookup", "dense forward", "dense backward", "tables", "finite", "dense optimizer", "rest")
-"""Parts of a step. ``tables``: the lookup's backward and the update of rows, which TorchRec does in one."""
+"""Parts of a step. ``tables``: the lookup's backward and the update of rows, which TorchRec does together."""
 EARLY_STEPS = 256
 """First steps of a job with dense moments, in which each row takes more terms: they are not timed."""
 LARGEST_RATIO = 1.0
@@ -49,7 +50,7 @@ LARGEST_RATIO = 1.0
 
 
 class Laps:
-    """Seconds of the parts of steps, of the wall and of the process: a lap is the time since the one before."""
+    """Seconds of the parts of steps, by wall clock and by processor: a lap is the time since the lap before."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, np.ndarray]] = []
@@ -155,7 +156,7 @@ def contestants(task: Task, model: str, place: Place, data: PreparedData) -> dic
 def compare_speed(
     tasks: Sequence[Task], models: Sequence[str], threads: Sequence[int], iterations: int, place: Place
 ) -> Iterator[Line]:
-    """Yield a line for each contestant on each task with each model and number of threads."""
+    """Yield an output line for each contestant on each task with each model and number of threads."""
     quiet()
     for task, model in itertools.product(tasks, models):
         data = PreparedData.open(prepared(task, 0, place))

@@ -84,7 +84,7 @@ def quick_task(folder: Path) -> Task:
 
 
 def speed_task(folder: Path, num_features: int, num_ids: int, dim: int, batch_size: int) -> Task:
-    """Return a task of ``num_features`` tables of ``num_ids`` ids, every one of which occurs.
+    """Return a task of ``num_features`` tables, each with ``num_ids`` ids, all of which occur.
 
     Half of the ids are Zipf.
     """

@@ -1,10 +1,10 @@
 """TorchRec with FBGEMM's fused rowwise Adagrad.
 
-It is TorchRec's EmbeddingBagCollection under DistributedModelParallel, and a plain loop of torch. Its own sharder and
-planner place the tables (one rank, whole, the fused kernel on the CPU). The modules of the dense part are ours, so
-that only the tables, their optimizer and the loop differ; torch's fused Adam trains it, and memory is kept as ours
-keeps it. There is no DistributedDataParallel around it, which one rank does not need. FBGEMM needs a multiple of four
-columns: DeepFM's rows of 17 columns have 20 here, 3 of them unused.
+The contestant is TorchRec's EmbeddingBagCollection under DistributedModelParallel, and a plain loop of torch.
+TorchRec's own sharder and planner place the tables (one rank, whole, the fused kernel on the CPU). The modules of the
+dense part are ours, so that only the tables, their optimizer and the loop differ; torch's fused Adam trains it, and
+memory is kept as ours keeps it. There is no DistributedDataParallel around it, which one rank does not need. FBGEMM
+needs a multiple of four columns: DeepFM's rows of 17 columns have 20 here, 3 of them unused.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def commit() -> str:
 
 
 class Report:
-    """The results of the stages, written after each line."""
+    """The results of the stages, written to disk after each result."""
 
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
         self.path = path

@@ -18,7 +18,7 @@ NUM_FUNCTIONS = 40
 
 
 def profile(case: Case, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield a line: microseconds of a step on the GPU by kernel, and on the host by function, its own and in all."""
+    """Yield a result: microseconds of a step on the GPU by kernel, and on the host by function, its own and in all."""
     draw = sampler(case)
     inputs = [draw() for _ in range(INPUT_SETS)]
     grad = 1e-3 * torch.randn(case.batch_size, case.num_tables * case.dim, device=DEVICE)

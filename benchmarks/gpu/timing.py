@@ -48,9 +48,9 @@ def interleave(
 ) -> dict[str, Times]:
     """Return the times of each contestant; the first rounds are not timed.
 
-    A round times all inputs in turn. The GPU waits until all of them are queued, so that the time between two
-    events is the GPU's alone, as in a training step whose kernels the host has queued; it includes the waits of a
-    contestant that waits for the GPU itself. ``prepare`` turns an input, untimed, into the argument of a contestant.
+    A round times all inputs in turn. The GPU waits until all of them are queued, so that the time between two events is
+    only the GPU's, as in a training step whose kernels the host has queued; it includes the waits of a contestant that
+    waits for the GPU itself. ``prepare`` turns an input, untimed, into the argument of a contestant.
     """
     names = list(contestants)
     gpu: dict[str, list[float]] = {name: [] for name in names}

@@ -115,7 +115,7 @@ def step_ms(steps: Callable[[Trainer, list[Any], int], None], trainer: Trainer, 
 
 
 def train_steps(case: Case, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield a line: medians of each contestant's step by way, contestants in turn."""
+    """Yield an output line: medians of each contestant's step by way of stepping, contestants in turn."""
     tables = {"ours": build(case, AdamAR(1e-3, alpha=1e-5))}
     for name in ("EXACT_ROWWISE_ADAGRAD", "ADAM"):
         if (peer := fbgemm(case, name)) is not None:

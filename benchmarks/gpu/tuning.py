@@ -1,4 +1,4 @@
-"""Choice of tile sizes of the Triton kernel: times of lookups and updates for each way of tiling.
+"""Choice of tile sizes for the Triton kernel: times of lookups and updates for each tiling.
 
 Kernels of every way are compiled first, in parallel processes: `--warm I N` is the I-th of N.
 """
@@ -67,7 +67,7 @@ def warm_all(cases: list[Case]) -> None:
 
 
 def tuned(case: Case, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield a line for each way: milliseconds of a plain lookup, and of AdamAR's lookup and update."""
+    """Yield an output line for each tiling: milliseconds of a plain lookup, and of AdamAR's lookup and update."""
     draw = sampler(case)
     inputs = [draw() for _ in range(INPUT_SETS)]
     grad = 1e-3 * torch.randn(case.batch_size, case.num_tables * case.dim, device=DEVICE)

@@ -57,7 +57,7 @@ class _Blocks:
 class TorchModel:
     """A model in one process whose embeddings are trained by torch.optim.Adam on dense gradients, or are frozen.
 
-    It has the methods of trainer.distributed.sharded_model.ShardedModel that a training loop on one rank uses.
+    The class has the methods of trainer.distributed.sharded_model.ShardedModel that a training loop on one rank uses.
     """
 
     def __init__(self, module: nn.Module, embeddings: _Pooled, job: JobSpec):

@@ -1,12 +1,12 @@
 """Feast as a peer: materializes a feature repository once, reads random ids from it, and prints figures as JSON.
 
-It is run by the interpreter of Feast's own environment (docs/guides/store.md). It imports nothing from this project,
-since that environment lacks its dependencies.
+The program is run by the interpreter of Feast's own environment (docs/guides/store.md). It imports nothing from this
+project, since that environment lacks its dependencies.
 
     python feast_peer.py FOLDER VIEW ENTITY IDS.npy [IDS.npy ...]
 
-It prints ``materialize_seconds``; ``get_ms`` for each file of ids, conversion to float32 [n, dim] included; and
-``sums`` of the answers, for the caller to compare.
+The program prints ``materialize_seconds``; ``get_ms`` for each file of ids, conversion to float32 [n, dim] included;
+and ``sums`` of the answers, for the caller to compare.
 """
 
 import json

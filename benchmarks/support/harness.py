@@ -146,7 +146,7 @@ def climbed(score: Callable[[int], float], start: int = 0) -> int:
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Return the versions of Python and of those of ``packages`` that are installed."""
+    """Return the versions of Python and of the installed packages among ``packages``."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -167,7 +167,7 @@ def cpu() -> str:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None, **full: Any) -> argparse.Namespace:
-    """Return a benchmark's options. Their defaults take at most three minutes; with ``--full`` they are ``full``."""
+    """Return a benchmark's options. Defaults take at most three minutes; with ``--full`` they are ``full``."""
     names = ", ".join(f"{name} {value}" for name, value in full.items())
     parser.add_argument("--full", action="store_true", help=f"the sizes of the reports, up to hours: {names}")
     if parser.parse_known_args(arguments)[0].full:

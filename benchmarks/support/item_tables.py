@@ -69,7 +69,7 @@ class ItemTables:
             init: the run whose weights it starts from.
             rows: a file whose rows replace those of the data set.
             chain: the collection that it is published to.
-            held: anchor and frozen context in the job's ``publish``; used only with a ``chain``.
+            held: anchor and frozen context in the job's ``publish``; used only if there is a ``chain``.
             changes: changed fields of the job.
         """
         if chain is not None:

@@ -46,7 +46,7 @@ class SQLite:
 
 
 class LMDB:
-    """LMDB, written in one transaction in the order of the ids (the fastest way), read one by one by mmap."""
+    """LMDB, written in one transaction in the order of the ids (the fastest way), read row by row by mmap."""
 
     name = "lmdb"
 
@@ -71,7 +71,7 @@ def big_endian(keys: Array) -> Any:
 
 
 def rows(vectors: Array) -> Iterator[bytes]:
-    """Yield float16 vectors as bytes, one by one."""
+    """Yield each float16 vector as bytes."""
     return map(bytes, np.ascontiguousarray(vectors).view(f"V{vectors.shape[1] * vectors.itemsize}").reshape(-1))
 
 

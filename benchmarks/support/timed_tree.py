@@ -1,7 +1,7 @@
 """A process that times the tables of its checkout; ``benchmarks.two_trees`` talks to it through a pipe.
 
-It imports nothing from the benchmarks, whose names may differ in that checkout. It reads one JSON line with the case;
-then each line has a number of calls to make, and the answer has the milliseconds of each call.
+The program imports nothing from the benchmarks, whose names may differ in that checkout. It reads one JSON line with
+the case; then each line has a number of calls to make, and the answer has the milliseconds of each call.
 """
 
 from __future__ import annotations

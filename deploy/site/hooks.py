@@ -107,7 +107,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Refuse a page that loads a resource from another site.
 
     Raises:
-        PluginError: The page loads one, so it would not work offline.
+        PluginError: The page loads a file from elsewhere, so it would not work offline.
     """
     if loaded := _LOADED.search(output):
         raise PluginError(f"{page.file.src_uri} loads from elsewhere: {loaded[0]}: keep the file in docs/")

@@ -1,6 +1,6 @@
 """Run the notebooks of examples/notebooks and keep what their cells print: ``python -m deploy.site.notebooks``.
 
-Code cells are run one after the other in this process, without Jupyter, so the test suite does not need it either.
+Code cells are run in order in this process, without Jupyter, so the test suite needs no Jupyter either.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class DynamicIdMap:
         return entries, self._ids[entries]
 
     def find(self, ids: Int64s) -> Int64s:
-        """Return the entry of each id, int64 [n], -1 for ids without one."""
+        """Return the entry of each id, int64 [n], or -1 for an id without an entry."""
         ids, entries = _flat(ids), np.empty(len(ids), dtype=np.int64)
         library().id_map_find(self._described(), ids.ctypes.data, len(ids), entries.ctypes.data)
         return entries

@@ -1,4 +1,4 @@
-"""Settings of a dynamic table: its capacity, the admission of new ids and the eviction of old ones; torch-free."""
+"""Settings of a dynamic table: its capacity, the admission of new ids and the eviction of old ids; torch-free."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ class IdMapSettings:
 
     @property
     def num_blocks(self) -> int:
-        """The number of the sketch's blocks of 64 counters, a power of two of at least 2, for 16 counters per row."""
+        """The number of 64-counter blocks in the sketch: a power of two, at least 2, with 16 counters per row."""
         return int(2 ** max(1, (-(-self.capacity // 4) - 1).bit_length()))

@@ -141,8 +141,8 @@ class DynamicTables(torch.nn.Module):
     def state_for_checkpoint(self) -> dict[str, Any]:
         """Return copies of all state that training needs to continue.
 
-        These are step counts, the id map of each dynamic table, the ids that :meth:`take_gone` would return, and all
-        rows that ever belonged to an id.
+        The state has step counts, the id map of each dynamic table, the ids that :meth:`take_gone` would return, and
+        all rows that ever belonged to an id.
         """
         return {
             "completed_steps": self.tables.completed_steps,

@@ -226,7 +226,7 @@ class Layout:
         return ValueError(f"offsets must run from 0 to the number of indices, {num_ids}, not from {first} to {last}")
 
     def check_lookup(self, ids: torch.Tensor, offsets: torch.Tensor, batch_size: int) -> None:
-        """Raise ValueError for the first bad offset or id of a lookup, if there is one."""
+        """Raise ValueError for the first bad offset or id of a lookup, if any is bad."""
         if int(offsets[0]) != 0 or int(offsets[-1]) != ids.numel():
             raise self.bad_ends(int(offsets[0]), int(offsets[-1]), ids.numel())
         for descriptor in self.descriptors:
@@ -315,7 +315,7 @@ def _bases(counts: Sequence[int]) -> tuple[np.ndarray, int]:
 def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return zeros that start at a cache line.
 
-    On a CPU numpy allocates them, because it asks for huge pages and torch does not; rows are read at random.
+    On a CPU numpy allocates the zeros: unlike torch it asks for huge pages, which help because rows are read at random.
     """
     if device.type != "cpu":
         return torch.zeros(count, dtype=dtype, device=device)

@@ -111,7 +111,7 @@ class ReferenceKernel:
 def row_gradients(layout: Layout, t: int, records: Sequence[Record]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the touched rows of table ``t``, int64 [n], and the sum of each row's recorded gradients [n, dim].
 
-    It works for the records of every backend, on their device.
+    The function works for the records of every backend, on their device.
     """
     table, device = layout.tables[t], layout.device
     ids = [torch.empty(0, dtype=torch.int64, device=device)]

@@ -63,7 +63,7 @@ def swap_any(
     others positions within them.
 
     Args:
-        ids: integers [...]; ids outside [0, num_rows) are left alone.
+        ids: integers [...]; ids outside [0, num_rows) do not change.
         num_rows: number of rows from which replacements are drawn.
         config: swap probability and graph.
         seed: seed of the draws.
@@ -102,7 +102,8 @@ def swap_classes(
 
     Labels are rows of the fixed one-hot table of equation 1 of Stochastic Shared Embeddings (Wu et al., NeurIPS 2019),
     whose label side has the probability p_y. Each label becomes each other class with probability p_y / (num_classes -
-    1), which in expectation is label smoothing: with two classes E[y'] = (1 - 2 p_y) y + p_y. Use it in training alone.
+    1), which in expectation is label smoothing: with two classes E[y'] = (1 - 2 p_y) y + p_y. Use this function in
+    training only.
     """
     config = SSEConfig(probability)
     return swap_any(

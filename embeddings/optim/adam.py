@@ -84,7 +84,7 @@ class Adam(RowOptimizer):
 
     @property
     def idle_ratio(self) -> float:
-        """The factor per step of the slowest-shrinking term of an untouched row's movement, which is due to eps."""
+        """The factor by which the slowest term of an untouched row's movement, that of eps, shrinks per step."""
         slowest = self.beta2**1.5 if self.eps_inside_root else self.beta2
         return self.beta1 / slowest if slowest > 0.0 else float("inf")
 

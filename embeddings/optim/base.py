@@ -73,7 +73,7 @@ class RowOptimizer:
 
     ``rule`` is the name of the update in the compiled kernels; :meth:`apply_rule` is the same update in plain torch.
     ``state_names`` are the tensors kept for each row; ``last_update_step`` is the step of its last touch, 0 = never.
-    ``row_state_names`` are those with a single number for each row, not one for each element.
+    ``row_state_names`` are the states with a single number for each row, instead of a number for each element.
     ``keeps_mean_square`` is True if the state has ``v``, a running mean of squares, which float16 cannot hold.
 
     Args:
@@ -131,7 +131,7 @@ class RowOptimizer:
 
     @property
     def idle_alpha(self) -> float:
-        """alpha of the decay that an update applies to a touched row, for its own step alone; 0: none."""
+        """alpha of the decay that an update applies to a touched row, only for its own step; 0: no decay."""
         return 0.0
 
     @property
@@ -146,7 +146,7 @@ class RowOptimizer:
 
     @property
     def constant_decay(self) -> float:
-        """Decay of every row at each step, touched or not, as a multiple of eta; 0: none."""
+        """Decay of every row at each step, touched or not, as a multiple of eta; 0: no decay."""
         return float(getattr(self, "weight_decay", 0.0))
 
     @property

@@ -20,7 +20,7 @@ theta~ without the movement that is still to come,
 
 The terms left out sum to at most eta r^{J*} / (1 - r). If alpha is so large that P vanishes before r^J does, the sum
 would be huge, and rows are not stored ahead (``ahead`` is False); terms left out after J* steps have then vanished too.
-``ahead`` depends on the optimizer's settings alone.
+``ahead`` depends only on the optimizer's settings.
 
 **A few nodes for each sum.** All three sums have positive weights and are one function of each element's sqrt(v) / eps,
 smooth in log a_j: 1 / (sqrt(v) + eps e^y) is analytic for |Im y| < pi whatever v is. So Gauss quadrature in y = log a_j
@@ -29,8 +29,8 @@ number of terms depends on the completed steps, so that no element errs by more 
 and more in the first steps, whose bias corrections differ most, and if beta2 is small. The 2 n moments of each age's
 sum, about its first term, follow from those of the step before: one term is added or dropped, and all decay.
 
-**By epoch.** A decay that is no function of the age alone (:class:`embeddings.optim.idle_decay.DecayByEpoch`) has
-F(s, s + j) instead of P_j, and keep_j is F(s, s + j) / F(s, s + j - 1). The formulas are the same.
+**By epoch.** A decay that depends on more than the age (:class:`embeddings.optim.idle_decay.DecayByEpoch`) has F(s, s +
+j) instead of P_j, and keep_j is F(s, s + j) / F(s, s + j - 1). The formulas are the same.
 
 All is float64. The vectors over J belong to one K; one recurrence carries them to K + 1. Numpy only.
 """
@@ -66,7 +66,7 @@ class Movement(NamedTuple):
 
 
 class DeferredUpdateCoefficients:
-    """Coefficients of the deferred updates of rows of every age, at K completed steps; :meth:`at` moves to a K.
+    """Coefficients of deferred updates at K completed steps, for rows of every age; :meth:`at` moves to a K.
 
     ``dtype`` (float32 or float64) is the type of arithmetic with rows; it sets the size below which values are dropped.
 
@@ -163,7 +163,7 @@ class DeferredUpdateCoefficients:
         return self.log_sums[np.minimum(steps, last)] + self.log_slope * np.maximum(steps - last, 0)
 
     def _reach(self, completed_steps: int) -> None:
-        """Make P long enough for every J <= K, and L for every s <= K."""
+        """Make ``decay`` long enough for every J <= K, and ``log_sums`` for every s <= K."""
         self.decay = self._idle_decay.left(completed_steps)
         self._reach_log(completed_steps + 1)
 

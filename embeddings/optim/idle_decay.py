@@ -42,7 +42,7 @@ class Products:
 
 
 class SteadyDecay:
-    """Decay by a row's age alone: F(s, K) = P_{K-s}."""
+    """Decay that depends only on a row's age: F(s, K) = P_{K-s}."""
 
     def __init__(self, alpha: float) -> None:
         self.strongest = alpha
@@ -117,7 +117,7 @@ class DecayByEpoch:
         return np.where(begin > 0, left, 1.0)
 
     def _begin(self, completed: np.ndarray) -> np.ndarray:
-        """Return the number of steps before the epoch of each step K of ``completed``."""
+        """Return, for each step K in ``completed``, the number of steps before the epoch that it belongs to."""
         return np.maximum(completed - 1, 0) // self.epoch_steps * self.epoch_steps
 
 

@@ -165,8 +165,8 @@ class IdleMomentum:
         """Return weights and points of the sums over the steps that follow each of ``steps``: two [len(steps), terms].
 
         A sum is the movement by which a row touched at ``steps[i]`` is stored ahead. With ``completed``, the movement
-        up to step ``completed``, without decay, is subtracted; if rows are not stored ahead, the sum is this movement
-        alone.
+        up to step ``completed``, without decay, is subtracted; if rows are not stored ahead, the sum is only this
+        movement.
         """
         ages = np.arange(1, self.momentum_steps + 1)
         terms = self._terms.between(int(steps[0]) + 1, int(steps[-1]) + self.momentum_steps + 1)

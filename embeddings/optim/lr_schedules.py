@@ -1,7 +1,7 @@
 """Learning-rate schedules: pure functions of the step, so that a resume needs no state and the future is known.
 
-Step k = 1, 2, ... trains with ``learning_rate * factor``. Each class gives, with the same settings, the learning rates
-of the scheduler of torch.optim.lr_scheduler that it names, stepped once after each optimizer step. Torch-free.
+Step k = 1, 2, ... trains with ``learning_rate * factor``. Each class names a scheduler of torch.optim.lr_scheduler.
+With the same settings it gives that scheduler's learning rates, stepped once after each optimizer step. Torch-free.
 """
 
 from __future__ import annotations

@@ -113,8 +113,9 @@ def _basis_and_counts(
     """Return polynomials for all sums, and the fewest of NUM_NODES with an error below MAX_ERROR.
 
     The counts are in order from the last steps to the first. The learning rate is assumed constant, and m at most
-    ``bound`` sqrt(v), by Cauchy and Schwarz. If rows are stored ahead, sums have all terms or the last ones, and the
-    polynomials are orthogonal for all terms. Else sums start with one term, for which plain powers are more accurate.
+    ``bound`` sqrt(v), by Cauchy and Schwarz. If rows are stored ahead, a sum has all terms or only the last terms, and
+    the polynomials are orthogonal for all terms. Else sums start with one term, for which plain powers are more
+    accurate.
     """
     bound = (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2))
     ages = np.arange(1, horizon + 1, dtype=np.float64)

@@ -100,7 +100,7 @@ def gauss_rule(sums: np.ndarray, basis: Basis) -> tuple[np.ndarray, np.ndarray]:
 def _jacobi(sums: np.ndarray, basis: Basis) -> tuple[np.ndarray, np.ndarray]:
     """Return the Jacobi matrices' diagonals [n, m] and squared off-diagonals [n - 1, m].
 
-    They come from the modified Chebyshev algorithm.
+    The coefficients come from the modified Chebyshev algorithm.
     """
     count = len(sums) // 2
     means, squares = basis.means[:, None], basis.squares[:, None]

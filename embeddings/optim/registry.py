@@ -18,12 +18,12 @@ class Kind(NamedTuple):
 
     optimizer: type[RowOptimizer]
     without: tuple[str, ...] = ()
-    """Settings of the class that this kind does not accept."""
+    """Settings of the class that this kind of optimizer does not accept."""
     on_fbgemm: bool = False
     """True if FBGEMM has a fused kernel for this optimizer."""
 
     def takes(self, setting: str) -> bool:
-        """Return True if the kind has a setting, such as ``beta1``."""
+        """Return True if this kind of optimizer has a setting, such as ``beta1``."""
         return setting not in self.without and setting in {one.name for one in dataclasses.fields(self.optimizer)}
 
     def default(self, setting: str) -> Any:

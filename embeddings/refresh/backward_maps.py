@@ -1,6 +1,6 @@
-"""Maps from a new anchor generation back to earlier ones: fitted and judged when the generation opens.
+"""Maps from a new anchor generation back to earlier generations: fitted and judged when the new generation opens.
 
-The vectors of the last version before the change are regressed on the new ones, over items found in both versions.
+The vectors of the last version before the change are regressed on the new vectors, over items found in both versions.
 Ridge regression is tried with several penalties, and between equal dims the rotation of orthogonal Procrustes too. Each
 map is fitted on four fifths of the items and predicts the rest, in turn (cross-validation). The one of highest mean
 cosine is taken, and fitted once more on all items. For generations before the last, the targets are the vectors that
@@ -8,7 +8,7 @@ the last version served for them, so maps compose. Hu et al. 2022, "Learning Bac
 2206.03040).
 
 A generation that ends a series of held versions has the coordinates of the generation before, so nothing is fitted: its
-map to that generation is the identity, and maps to earlier ones stay as they are.
+map to that generation is the identity, and maps to generations before that stay as they are.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def backward_maps(
     seed: int,
     written: ItemVectors,
 ) -> list[GenerationMap]:
-    """Return the maps from a new generation to earlier ones, newest first; some may be held.
+    """Return the maps from a new generation to earlier generations, newest first; some may be held.
 
     Args:
         target: the collection.
@@ -113,7 +113,7 @@ def _fitted(
 
 
 def _candidates(inputs: Array, outputs: Array) -> dict[Kind, Array]:
-    """Return maps A [d + 1, e] fitted to the rows, by kind."""
+    """Return maps A [d + 1, e] fitted to the rows, keyed by (method, penalty)."""
     dim = inputs.shape[1]
     mean, target_mean = inputs.mean(axis=0), outputs.mean(axis=0)
     centred = inputs - mean
@@ -131,7 +131,7 @@ def _candidates(inputs: Array, outputs: Array) -> dict[Kind, Array]:
 def _kept(frozen: probe.Probe, keys: Array, outputs: Array, predicted: Array) -> dict[str, float] | None:
     """Return a probe's accuracy at its registration and on mapped vectors; None if it shares no item with the map.
 
-    ``churn`` is the share of predictions that differ between the earlier vectors and mapped ones.
+    ``churn`` is the share of predictions that differ between the earlier vectors and mapped vectors.
     """
     rows = find_rows(keys, keys_of(frozen["ids"]))
     judged = (rows >= 0) & np.array(frozen["held_out"], dtype=bool)

@@ -20,7 +20,7 @@ SIGMAS = (0.4, 1.0, 2.0)
 DIMS = (2, 4, 8)
 """Dims that are tried, as multiples of the vectors' own dim."""
 NUM_STEPS = 300
-"""Steps of the regression; further ones change only the third decimal of an accuracy."""
+"""Steps of the regression; more steps would change only the third decimal of an accuracy."""
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,9 @@ class Diagnosis:
     Attributes:
         cause: ``data``: training rows and vectors moved. ``items``: only checks on the set of items failed.
             ``vectors``: the vectors moved although the rows did not, or nothing is known of the rows. ``rows``: the
-            rows are far from those of the days before. ``model``: the model is worse than the served one. ``run``: the
-            output cannot be served, whatever the data. ``generation``: the vectors have other coordinates. ``stale``:
-            another version is served by now.
+            rows are far from those of the days before. ``model``: the model is worse than the served model. ``run``:
+            the output cannot be served, whatever the data. ``generation``: the vectors have other coordinates.
+            ``stale``: another version is served by now.
         failed: failed checks, worst first.
         rows: figures of training rows that moved since the run that this run continues; None if unknown.
     """

@@ -38,7 +38,7 @@ class Limits:
 
 
 def standard_error_of(name: str) -> str:
-    """Return the name of the metric with the standard error of another one: ``canary_drop_se[genre]``."""
+    """Return the name of the metric that holds a metric's standard error, such as ``canary_drop_se[genre]``."""
     base, bracket, group = name.partition("[")
     return f"{base}{STANDARD_ERROR}{bracket}{group}"
 

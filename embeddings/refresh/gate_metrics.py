@@ -1,7 +1,7 @@
-"""Metrics of a candidate's item vectors against the served ones, which the gate (embeddings/refresh/gate.py) judges.
+"""Metrics of a candidate's item vectors against the served vectors, for the gate (embeddings/refresh/gate.py) to judge.
 
 The candidate has been rotated onto the previous version and is *not yet averaged* with it, because an average hides
-faults. Neighbour overlap does not change under a rotation, so a skipped alignment shows in the cosines alone. Neither
+faults. Neighbour overlap does not change under a rotation, so a skipped alignment shows only in the cosines. Neither
 shows a change of norms, which are published along with directions.
 """
 
@@ -20,14 +20,14 @@ def compare(
     """Measure an aligned ``candidate`` against the ``previous`` version: all metrics of ``gate_checks.registry``.
 
     Args:
-        previous: the version that is served; None: the candidate is the first one, which needs none.
+        previous: the version that is served; None: the candidate is the first version.
         candidate: the candidate, aligned and not yet averaged.
         live: bool [n], items that count for ``coverage``. Default: items with a count, or with evidence if counts
             are unknown.
         sampling: fields of :class:`embeddings.refresh.gate_checks.comparison.Sampling`.
 
     Returns:
-        Metrics, keyed by name; NaN for one that cannot be measured.
+        Metrics, keyed by name; NaN for a metric that cannot be measured.
 
     Raises:
         ValueError: vectors of different dims.

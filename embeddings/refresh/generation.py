@@ -16,11 +16,11 @@ from embeddings.vectors.item_vectors import Array, ItemVectors, shared_rows
 
 @dataclass(frozen=True)
 class Generation:
-    """Anchor generation of a candidate: the parent's coordinates, or new ones.
+    """Anchor generation of a candidate: the parent's coordinates, or new coordinates.
 
     Attributes:
         continues: True for the parent's generation.
-        anchor_version: the generation's first version; None in a new one.
+        anchor_version: the generation's first version; None in a new generation.
         num_shared: number of items found in both the parent and the candidate.
         checks: the checks that decided, which are the first checks of the gate.
     """
@@ -107,9 +107,9 @@ class Alignment:
     ) -> Alignment:
         """Align ``candidate`` onto ``parent``, or without ``publish.ema`` onto the anchor generation's first version.
 
-        Without an average, a chain of versions, each aligned onto the previous one, would drift. A run that continued
-        from a held version (``start``) is aligned onto that version, which is in the parent's coordinates and shares
-        more items with it.
+        Without an average, a chain of versions, each aligned onto the previous version, would drift. A run that
+        continued from a held version (``start``) is aligned onto that version, which is in the parent's coordinates and
+        shares more items with it.
         """
         if parent is None or not generation.continues:
             return cls()
@@ -180,8 +180,8 @@ def same_coordinates(target: Collection, generation: Generation) -> list[int]:
 def drift_from(target: Collection, parent: VersionReader | None, generation: Generation) -> str | None:
     """Return the name of the version that drift is counted from, None in a new generation.
 
-    It is the generation's first version, or the latest that was promoted although the gate's check of drift had failed:
-    consumers have been fitted on its vectors.
+    Drift is counted from the generation's first version, or from the latest version promoted although the gate's check
+    of drift had failed: consumers have been fitted on its vectors.
     """
     if parent is None or generation.anchor_version is None:
         return None

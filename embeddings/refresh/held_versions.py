@@ -1,4 +1,4 @@
-"""Versions held since the served version last changed, and the choice of one that a refresh may continue from."""
+"""Versions held since the served version last changed, and the choice of one of them for a refresh to continue from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def held_in_a_row(collection: Collection, manifests: Sequence[Manifest] | None =
 
 
 def sound_version(collection: Collection) -> Manifest | None:
-    """Return the manifest of the newest held version from whose rows the next refresh may continue; None without one.
+    """Return the manifest of the newest held version from whose rows the next refresh may continue; None without any.
 
     Such a version has no fault of run, rows or model (:class:`embeddings.refresh.hold_policy.HoldDecision`), and it was
     aligned onto the served version.

@@ -54,7 +54,7 @@ def hold_or_release(
     Args:
         verdict: the gate's verdict on the candidate.
         gate: the gate's mode and rules for the collection.
-        others: further reasons to hold it, which apply in every mode of the gate.
+        others: more reasons to hold it, which apply in every mode of the gate.
         held: manifests of the versions held in a row before it, oldest first.
         models: comparison of its model with the served one; None: they were not compared.
     """

@@ -1,8 +1,8 @@
 """Kernel-target alignment and the Nadaraya-Watson estimator: measures of what vectors tell about a label.
 
 Xu et al., "Some Practical Concerns and Solutions for Using Pretrained Representation in Industrial Systems", sections
-4.3 and 5; Nadaraya 1964. Neither needs a trained consumer. Both depend only on inner products of directions, so a
-rotation changes neither. The figures are for a version's report; the gate sets no limit on them.
+4.3 and 5; Nadaraya 1964. Neither needs a trained consumer. Both figures depend only on inner products of directions, so
+a rotation changes neither. The figures are for a version's report; the gate sets no limit on them.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def nadaraya_watson(
 def diagnostics(vectors: Array, classes: Array, held_out: Array, num_classes: int) -> dict[str, float]:
     """Return ``alignment`` and ``alignment_lift`` of all items, and ``nw_accuracy`` on ``held_out`` items (bool [n]).
 
-    Held-out items are predicted from the others. Each figure is computed from at most MAX_PAIRED items; it is NaN
-    without any.
+    Held-out items are predicted from the others. Each figure is computed from at most MAX_PAIRED items, and is NaN if
+    there are none.
     """
     some = _spread(np.arange(len(vectors)))
     aligned, lift = kernel_alignment(vectors[some], classes[some])

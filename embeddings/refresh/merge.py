@@ -1,8 +1,8 @@
 """Merge of a run's items with those of the parent version: the items of a version, found or carried.
 
-An item with a usable vector from the run is *found*. An item of the parent without one is *carried*: it
-keeps the vector that was served last, until it is *retired* by training (a tombstone), *expires* or is erased. An id
-without any vector is *missing*. Vectors are read only to flag the rows that have a usable direction.
+An item with a usable vector from the run is *found*. An item of the parent without such a vector is *carried*: it keeps
+the vector that was served last, until it is *retired* by training (a tombstone), *expires* or is erased. An id without
+any vector is *missing*. Vectors are read only to flag the rows that have a usable direction.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Plan:
 def eligible_rows(items: ItemVectors, norm_floor: float) -> Array:
     """Flag the rows that have a usable direction, bool [n].
 
-    These were touched in training (``items.evidence``), are finite, and have a norm above ``norm_floor`` (at least 0).
-    A row that was never touched, or decayed to zero, has no usable direction.
+    Eligible rows were touched in training (``items.evidence``), are finite, and have a norm above ``norm_floor`` (at
+    least 0). A row that was never touched, or decayed to zero, has no usable direction.
     """
     usable = items.evidence.copy()
     for part in chunks(len(items)):

@@ -9,7 +9,7 @@ from typing import Any
 ALL_ROWS = "all"
 """Name of the slice that holds every row."""
 NEWEST_ROWS = "newest"
-"""Name of the slice that holds the newest fifth of the rows of a window of days."""
+"""Name of the slice that holds the newest fifth of a window's rows."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ModelDifference:
         rows: number of rows, or of users if the metric is a mean over users.
         low: lower end of the interval of the improvement, in units of the metric; positive is better.
         high: upper end of that interval.
-        popularity: the metric of a ranking by popularity alone; None for metrics of labelled rows.
+        popularity: the metric of a ranking only by popularity; None for metrics of labelled rows.
         lower_is_better: True for losses and errors.
         served_error: standard error of ``served``; 0 if an earlier release made the comparison.
         candidate_error: standard error of ``candidate``.

@@ -37,7 +37,7 @@ Probe = Mapping[str, Any]
 def fit(features: Array, classes: Array, num_classes: int, *, l2: float = L2, num_steps: int = 1000) -> Array:
     """Return weights [d + 1, c], the intercept last, of multinomial logistic regression.
 
-    They minimise mean cross-entropy + l2/2 |W|^2 (intercept free) for ``features`` [n, d] and ``classes`` int [n].
+    The weights minimise mean cross-entropy + l2/2 |W|^2 (intercept free) for ``features`` [n, d], ``classes`` int [n].
     Nesterov's method with restarts, from zero: the same weights on every machine up to rounding.
     """
     inputs = np.hstack([features, np.ones((len(features), 1))])

@@ -109,7 +109,7 @@ def turn_rows(rows: Array, rotation: Array | None) -> Array:
 
 
 def rotate_rows(rows: Array, rotation: Array | None) -> Array:
-    """Return unit(rows) R, float32 [n, d], of one chunk; without a rotation the directions alone.
+    """Return unit(rows) R, float32 [n, d], of one chunk; without a rotation just the directions.
 
     Zero rows stay zero, rows that are not finite become NaN.
     """

@@ -109,8 +109,7 @@ class RefreshRequest:
         remedies: what to do about a failed check, by metric, where the job's kind decides it.
         quality: held-out metric of the model in the published epoch (trainer.runs.published_epoch); None: unknown.
         proposed_canary: text that proposes a probe; kept if the collection has none.
-        users: users in the coordinates of ``candidate``, with every part of a score except the items; None: items
-            alone.
+        users: users in the coordinates of ``candidate``, with every part of a score except the items; None: only items.
         users_feature: feature that has the users' ids.
     """
 
@@ -308,7 +307,7 @@ class _Refresh:
         return {**self.request.quality, "before": before}
 
     def _users(self, served: Plan, rotation: Array | None, previous: ItemVectors | None) -> UserVectors | None:
-        """Return the users in the coordinates of the version, without erased ones; None for items alone.
+        """Return the users in the coordinates of the version, without erased users; None if only items are published.
 
         If the version's items are averaged, users are scored against the items before the average.
         """
@@ -330,9 +329,9 @@ class _Refresh:
         return users if rotation is None else replace(users, vectors=Turned(users.vectors, rotation))
 
     def _scored_before(self) -> Vectors | None:
-        """Return the item vectors that the parent's users are scored against; None if they are the served ones.
+        """Return the item vectors that the parent's users are scored against; None if these are the served vectors.
 
-        They are also None if they cannot be read, or if items were erased since the parent was opened.
+        The result is also None if the vectors cannot be read, or if items were erased since the parent was opened.
         """
         if self.parent is None or self.parent.manifest.scored_file is None:
             return None
@@ -421,7 +420,7 @@ def _copy_views(target: Collection, parent: VersionReader, generation: int) -> N
 
 
 def _create_views(target: Collection, views: Sequence[View], candidate: ItemVectors, generation: int) -> list[str]:
-    """Create the default views and the requested ones; return an error message for each that cannot be created.
+    """Create the default and the requested views; return an error message for each view that cannot be created.
 
     The identity view is left out if a view of its name has other parameters, or is of another collection.
     """

@@ -1,8 +1,8 @@
 """Scratch collections: copies of a collection's items that earlier releases published for null refreshes.
 
-They serve no readers, and this release does not publish to them. Since they hold vectors of the same items, ids are
-erased from them too. They are recognized only by name. The name contains at most the first 48 characters of the
-collection's name, so it may belong to several collections.
+Scratch collections have no readers, and this release does not publish to them. Since they hold vectors of the same
+items, ids are erased from them too. Scratch collections are recognized only by name. The name contains at most the
+first 48 characters of the collection's name, so it may belong to several collections.
 """
 
 from __future__ import annotations

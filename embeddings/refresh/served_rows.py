@@ -47,7 +47,7 @@ class ServedRows(Rows):
     """Rows of a version: row i is the vector of ``plan.keys[i]``.
 
     For a carried item it is the parent's vector, bit for bit. For a found item it is the candidate's direction, rotated
-    into the served coordinates. With ``ema`` on, that is averaged with the parent's vector, if there is one.
+    into the served coordinates. With ``ema`` on, that vector is averaged with the parent's, if the parent has one.
 
     Args:
         candidate: raw rows [n, d].

@@ -13,7 +13,7 @@ __all__ = ["MAX_HELD", "Evidence", "Expiry", "Gate", "MovingAverage", "Settings"
 MAX_HELD = 3
 """Number of refreshes held in a row that raises an alert."""
 KEEP_GENERATIONS = 2
-"""Most earlier generations that a new one has maps to."""
+"""Most earlier generations that a new generation has maps to."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Gate:
 class Evidence:
     """Thresholds on the number of an item's training rows.
 
-    ``min_count``: items of fewer rows, in this version or the one before, are excluded from the gate's metrics of
+    ``min_count``: items of fewer rows, in this version or the version before, are excluded from the gate's metrics of
     shared items; 0: no item is. ``mark_uncertain``: True if items of fewer than ``min_count`` rows are served as
     ``uncertain``, unless an earlier version had them as found or carried.
     """
@@ -70,7 +70,7 @@ class View:
 class Settings:
     """Publishing settings.
 
-    ``keep_generations``: most earlier generations that a new one has maps to.
+    ``keep_generations``: most earlier generations that a new generation has maps to.
     """
 
     align: bool = True

@@ -18,7 +18,7 @@ NUM_REFRESHES = 14
 NUM_VERSIONS = 28 * NUM_REFRESHES
 """Largest number of versions that are read: 14 days of hourly versions, and a margin."""
 MIN_REFRESHES = 5
-"""Fewest refreshes whose measured spread is used; with fewer a larger one is assumed."""
+"""Fewest refreshes whose measured spread is used; with fewer refreshes a larger spread is assumed."""
 EARLY = 2.5
 """Factor on the assumed spread while there are fewer than ``MIN_REFRESHES``."""
 WIDTH = 4.0

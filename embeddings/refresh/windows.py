@@ -41,7 +41,7 @@ def shorter_than_before(target: Collection, parent: str | None, lineage: Lineage
 
 
 def _days(target: Collection, lineage: Lineage) -> frozenset[int]:
-    """Return the days of a run's window, and of those of the held versions that it continued from; none if unknown."""
+    """Return the days in the windows of a run and of the held versions that it continued from; none if unknown."""
     days: set[int] = set()
     while lineage is not None:
         window, start = lineage.get(WINDOW), lineage.get("start_version")

@@ -75,10 +75,10 @@ class DimChoice:
 def bound_dim(epsilon: float, dim_in: int, sigma: float, failure_probability: float = 0.05) -> int:
     """Return the output dim 2m at which a published bound guarantees a kernel error below ``epsilon`` everywhere.
 
-    It is equation A.6 of Xu et al., "Some Practical Concerns and Solutions for Using Pretrained Representation in
-    Industrial Systems": 2^8 (sigma_Q d_A / epsilon) exp(-m epsilon^2 / (4 (d + 2))) = failure_probability, sigma_Q =
-    sigma sqrt(d), the root of the second moment of u, and d_A = 2 the diameter of the unit sphere. It is far above what
-    is needed.
+    The bound is equation A.6 of Xu et al., "Some Practical Concerns and Solutions for Using Pretrained Representation
+    in Industrial Systems": 2^8 (sigma_Q d_A / epsilon) exp(-m epsilon^2 / (4 (d + 2))) = failure_probability, sigma_Q =
+    sigma sqrt(d), the root of the second moment of u, and d_A = 2 the diameter of the unit sphere. The bound is far
+    above what is needed.
     """
     ratio = 2**8 * sigma * math.sqrt(dim_in) * 2.0 / (epsilon * failure_probability)
     return 2 * max(math.ceil(4 * (dim_in + 2) / epsilon**2 * math.log(ratio)), 1)
@@ -246,7 +246,7 @@ class _Measured:
     def errors(self, num_frequencies: int) -> tuple[float, float]:
         """Return the (largest, root mean square) error with the first ``num_frequencies``.
 
-        They must not be fewer than in an earlier call.
+        ``num_frequencies`` must not be smaller than in an earlier call.
         """
         if num_frequencies > len(self.frequencies):
             num_drawn = max(num_frequencies, 2 * len(self.frequencies))

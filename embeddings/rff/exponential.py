@@ -5,7 +5,7 @@
 h and the a_i are unit vectors of items of one training. If the anchors are a regression's training items, e(h) are its
 Nadaraya-Watson weights, up to normalisation. A rotation of all vectors does not change them.
 
-The anchors a_i of a view are items, the most frequent ones when the view is made. Each version uses its own vectors of
+The anchors a_i of a view are items, the most frequent items when the view is made. Each version uses its own vectors of
 the anchors, so consumers need neither an alignment nor a map to read another training.
 """
 

@@ -28,7 +28,7 @@ _ONNX_IR = 8
 def layer_metadata(features: RandomFourierFeatures, described: Mapping[str, Any]) -> dict[str, str]:
     """Return the metadata that both formats store with U, as strings.
 
-    It is ``described``, the formula, and the sha256 of the U in the file.
+    The metadata are ``described``, the formula, and the sha256 of the U in the file.
     """
     return {
         **{key: str(value) for key, value in described.items()},
@@ -53,7 +53,7 @@ def safetensors_layer(features: RandomFourierFeatures, described: Mapping[str, A
 def onnx_layer(features: RandomFourierFeatures, described: Mapping[str, Any]) -> bytes:
     """Return an ONNX model with input ``h`` float32 [batch, d] and output ``phi`` float32 [batch, dim].
 
-    It takes any batch size; opset 17.
+    The layer takes any batch size, and has opset 17.
     """
     # Imported here because the import takes a quarter of a second.
     import onnx

@@ -1,4 +1,4 @@
-"""Interface of a kind of feature map: the definition of a view, the published matrix, and the map itself."""
+"""Interface of a feature map: the definition of a view, the published matrix, and the map itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MapParameters:
-    """Parameters of a view's feature map; a parameter that its kind does not use is None.
+    """Parameters of a view's feature map; a parameter that this kind of map does not use is None.
 
     Attributes:
         sigma: a positive scale.
@@ -30,7 +30,7 @@ class MapParameters:
 
 
 class FeatureMap(ABC):
-    """A fixed map of item vectors, which views of its kind serve.
+    """A fixed map of item vectors. Views of its kind serve the mapped vectors.
 
     Args:
         parameters: parameters of the view.

@@ -7,9 +7,9 @@ Using Pretrained Representation in Industrial Systems", section 5).
     <phi(h), phi(h')>  ~  K(h - h') = exp(-sigma^2 |h - h'|^2 / 2)
 
 ``sigma`` is the standard deviation of the frequencies u. Orthogonal frequencies come in blocks of d with the lengths of
-independent normal vectors; at equal m they err less than independent ones. Structured frequencies are orthogonal,
-equally long, and made of signs. U is drawn by a documented recipe (:mod:`embeddings.rff.frequencies`) and published
-with its sha256, which consumers check. :mod:`embeddings.rff.advice` helps to choose dim and sigma.
+independent normal vectors; at equal m they err less than independent frequencies. Structured frequencies are
+orthogonal, equally long, and made of signs. U is drawn by a documented recipe (:mod:`embeddings.rff.frequencies`) and
+published with its sha256, which consumers check. :mod:`embeddings.rff.advice` helps to choose dim and sigma.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class RandomFourierFeatures(FeatureMap):
 
 
 def _drawn_by(parameters: MapParameters) -> tuple[float, int, str]:
-    """Return (sigma, seed, frequencies) of a view of this kind, none of which is None."""
+    """Return (sigma, seed, frequencies) of a view of this kind; none is None."""
     sigma, seed, frequencies = parameters.sigma, parameters.seed, parameters.frequencies
     assert sigma is not None
     assert seed is not None

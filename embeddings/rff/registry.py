@@ -32,7 +32,7 @@ _OURS: dict[str, Callable[[], type[FeatureMap]]] = {
 FEATURE_MAPS: dict[str, Callable[[], type[FeatureMap]]] = _OURS | {
     entry.name: partial(load, entry) for entry in entry_points(group="evenkeel.feature_maps") if entry.name not in _OURS
 }
-"""Functions that import and return the class of a feature map, by kind."""
+"""Functions that import and return the class of a feature map, by kind of map."""
 
 
 @cache
@@ -40,7 +40,7 @@ def feature_map(kind: str) -> type[FeatureMap]:
     """Return the class of a kind.
 
     Raises:
-        ValueError: No installed package has the kind, or the package that has it cannot be imported.
+        ValueError: No installed package has a map of this kind, or the package cannot be imported.
     """
     if kind not in FEATURE_MAPS:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A view as a torch module: the first layer for models that are trained or served with torch."""
+"""A random Fourier view as a torch module: the first layer of models that are trained or served with torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RandomFourierLayer(nn.Module):
         """Load a layer in safetensors from its bytes (``Client.layer``) or its path.
 
         Raises:
-            ValueError: the file has no layer, or the tensor's sha256 is not the one in the file's metadata.
+            ValueError: the file has no layer, or the tensor's sha256 is not that in the file's metadata.
         """
         data = source if isinstance(source, bytes) else Path(source).read_bytes()
         try:

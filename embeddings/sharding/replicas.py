@@ -37,7 +37,7 @@ class ReplicatedTables(EmbeddingTables):
 
 
 class Replicas(nn.Module):
-    """A lookup of replicated tables, with the ``module`` that TorchRec expects of DistributedDataParallel."""
+    """A lookup of replicated tables, with an attribute ``module``, as TorchRec expects of DistributedDataParallel."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ class RowsOfRank:
         """Set the next batch's step and sample offset; call it before the batch's ids are distributed.
 
         Usually that means before each training forward. TrainPipelineSparseDist distributes a batch while it trains on
-        the previous one: with it, call this when the pipeline's iterator yields the batch.
+        the previous batch: with it, call this when the pipeline's iterator yields the batch.
 
         Args:
             step: the step that the batch is for.
@@ -118,7 +118,7 @@ class ShardedTables(RowsOfRank, nn.Module):
     def _prepare(self, settings: TableSettings, configs: Sequence[BaseEmbeddingConfig]) -> None:
         """Set the attributes that building shardings needs; call it before TorchRec's constructor, which builds them.
 
-        This also sets the data type in the collection's ``configs`` from ``settings``.
+        The function also sets the data type in the collection's ``configs`` from ``settings``.
         """
         # Module's constructor has not run yet, so only plain attributes may be set.
         self.settings = settings
@@ -157,7 +157,7 @@ class ShardedTables(RowsOfRank, nn.Module):
         """Begin the lookup of a distributed batch: raise if any rank refused it, and set its step and sample offset.
 
         Raises:
-            ValueError: its ids are bad, or it was distributed for another step than the next one.
+            ValueError: its ids are bad, or it was distributed for another step than the next.
             OtherRankFailed: the ids of another rank are bad.
         """
         ctx.check.count()

@@ -103,7 +103,7 @@ def _check_columns(settings: TableSettings, names: list[str]) -> None:
 
 
 class TableWise(OurSharding, TwPooledEmbeddingSharding):
-    """Each table on one rank."""
+    """Each table is on one rank."""
 
     kind = TABLE_WISE
 
@@ -129,7 +129,7 @@ class PooledColumns(OurSharding):
 class ColumnWise(PooledColumns, CwPooledEmbeddingSharding):
     """Columns of a table on several ranks.
 
-    Every shard looks up the same ids, and draws the same swaps.
+    Every shard looks up the same ids, with the same swaps by SSE.
     """
 
     kind = COLUMN_WISE
@@ -139,7 +139,7 @@ class ColumnWise(PooledColumns, CwPooledEmbeddingSharding):
 
 
 class Replicated(OurSharding, DpPooledEmbeddingSharding):
-    """Each table on every rank (:mod:`embeddings.sharding.replicas`)."""
+    """Each table is on every rank (:mod:`embeddings.sharding.replicas`)."""
 
     kind = DATA_PARALLEL
 

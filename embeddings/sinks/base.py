@@ -58,11 +58,11 @@ class Sink(Protocol):
     """
 
     def holds(self, table: str) -> str | None:
-        """Return the identity of the content that readers of a table see; None without one."""
+        """Return the identity of the content that readers of a table see; None if there is no content."""
         ...
 
     def load(self, content: Content) -> None:
-        """Load a new content while readers see the old one, then switch all readers to it in one step.
+        """Load a new content while readers see the old content, then switch all readers in one step.
 
         If readers see that content already, nothing changes.
 
@@ -72,7 +72,7 @@ class Sink(Protocol):
         ...
 
     def purge(self, table: str) -> None:
-        """Remove all rows of the table, of whatever version, that readers of the table's present version do not see."""
+        """Remove all rows, whatever their version, that readers of the table's present version do not see."""
         ...
 
     def drop(self, table: str) -> None:

@@ -1,7 +1,7 @@
 """Sinks that follow a collection: attaching them, bringing them up to date, measuring their lag.
 
 A collection has a document for each sink that follows it (settings of kind ``sink``): the version that the sink has, or
-the reason why it lacks the served one. ``sync`` compares the sink itself with the served version. So it may be
+the reason why it lacks the served version. ``sync`` compares the sink itself with the served version. So it may be
 killed, run twice, or run by several processes: it does nothing if both are equal.
 """
 
@@ -141,7 +141,7 @@ def _content(collection: Collection, reader: VersionReader, erasures: int) -> Co
 
 
 def is_behind(collection: Collection, document: Mapping[str, Any]) -> bool:
-    """Return True if a sink has other rows than the collection serves, by the sink's document.
+    """Return True if, by the sink's document, the sink has other rows than the served version.
 
     Raises:
         StoreError: the served version cannot be read.
@@ -217,7 +217,7 @@ def wait(collection: Collection, names: Names[str], seconds: float, pause: Calla
 
 
 class SinkFollower:
-    """Threads that keep sinks up to date from ``start`` to ``stop``, one for each sink: a slow one delays no other.
+    """Threads that keep sinks up to date from ``start`` to ``stop``, one for each sink: a slow sink delays no other.
 
     Args:
         sinks: the operator's sinks.

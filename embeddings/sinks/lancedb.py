@@ -113,7 +113,7 @@ def _record_batches(content: Content, schema: pa.Schema) -> Iterator[pa.RecordBa
 
 
 def _remove_others(table: Any) -> None:
-    """Remove all versions of the table but the present one, and files of killed loads."""
+    """Remove all versions of the table but the present version, and files of killed loads."""
     with warnings.catch_warnings():
         # It warns that readers of other versions will fail.
         warnings.simplefilter("ignore", UserWarning)

@@ -135,7 +135,7 @@ class MilvusSink:
             time.sleep(0.1)
 
     def _clear(self, client: Any, table: str) -> str | None:
-        """Remove all collections of a table but the one that readers see, and return that one's name.
+        """Remove all collections of a table but that which readers see, and return the name of that collection.
 
         Raises:
             SinkBusy: another process is loading the table.
@@ -199,7 +199,7 @@ class MilvusSink:
 
 
 def _names(table: str) -> tuple[str, str, str]:
-    """Return a table's alias for readers, alias of its lock, and beginning of the names of its collections."""
+    """Return a table's alias for readers, the alias that is its lock, and the prefix of its collections' names."""
     # Milvus takes no hyphens, and no digit in front.
     alias = "_" * table[0].isdigit() + table.replace("-", "_")
     prefix = f"{alias}_{hashlib.blake2b(table.encode(), digest_size=4).hexdigest()}_"
@@ -218,7 +218,7 @@ def _target(client: Any, alias: str) -> str | None:
 
 
 def _remove(client: Any, name: str) -> None:
-    """Remove a collection with its aliases: the server refuses to drop one that has any."""
+    """Remove a collection with its aliases: the server refuses to drop a collection that has aliases."""
     for alias in client.list_aliases(name)["aliases"]:
         client.drop_alias(alias)
     client.drop_collection(name)

@@ -144,7 +144,7 @@ class PostgreSQLSink:
         """Take the lock of the one process that may load a table, until the transaction ends.
 
         Raises:
-            SinkBusy: another process has it.
+            SinkBusy: another process has the lock.
         """
         lock = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))"
         if not await connection.fetchval(lock, f"{_MARK}{self._schema}.{table}"):
@@ -154,7 +154,7 @@ class PostgreSQLSink:
         """Execute a statement that locks objects exclusively, as soon as no reader's transaction uses them.
 
         Raises:
-            SinkError: readers used them for ``seconds``.
+            SinkError: the objects were still in use after ``seconds``.
         """
         from asyncpg import LockNotAvailableError  # type: ignore[import-untyped]
 

@@ -1,4 +1,4 @@
-"""Configuration of SSE: the probability of a swap, and the distribution of the replacement; torch-free."""
+"""Configuration of SSE: the probability that an id is swapped, and the distribution of its replacement; torch-free."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from embeddings.sse.graph import Graph
 class SSEConfig:
     """Stochastic Shared Embeddings of one feature (Wu et al., NeurIPS 2019): p(j, j) = 1 - probability.
 
-    Without ``graph`` a swapped id becomes each other live row equally often (SSE-SE, equation 5). With it each
-    neighbour has ``rho`` times the probability of each other row (SSE-Graph, equation 3); ``rho`` = 1 is SSE-SE. With
-    ``restart``, in [0.01, 1], the replacement is drawn from the visits of a random walk over neighbours, which returns
-    to the id with this probability at each step; 1 is a uniform neighbour. With ``include_unknown`` the row of unknown
-    ids is swapped and drawn as live rows are, and has no neighbours. Training never sees an unknown id, so without it
-    that row keeps its initial value. (In the paper each id of the test rows has a row.)
+    Without ``graph`` a swapped id is replaced by another live row, drawn uniformly (SSE-SE, equation 5). With ``graph``
+    each neighbour has ``rho`` times the probability of a row that is no neighbour (SSE-Graph, equation 3); ``rho`` = 1
+    is SSE-SE. With ``restart``, in [0.01, 1], the replacement is drawn from the visits of a random walk over
+    neighbours, which returns to the id with this probability at each step; 1 is a uniform neighbour. With
+    ``include_unknown`` the row of unknown ids is swapped and drawn as live rows are, and has no neighbours. Training
+    never sees an unknown id, so without it that row keeps its initial value. (In the paper each id of the test rows has
+    a row.)
 
     Raises:
         ValueError: a number outside its range, ``rho`` or ``restart`` without a graph, or both.

@@ -1,4 +1,4 @@
-"""Graphs over the rows of a table, for SSE-Graph (Wu et al., NeurIPS 2019, equation 3); numpy alone, torch-free."""
+"""Graphs over the rows of a table, for SSE-Graph (Wu et al., NeurIPS 2019, equation 3); numpy only, torch-free."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ class Graph:
     def thresholds(self, rho: float, num_others: int) -> npt.NDArray[np.uint64]:
         """Return for each degree d the 32-bit word below which a hit becomes a neighbour, uint64 [largest degree + 1].
 
-        It is ceil(rho d / Z 2^32) with Z = rho d + (num_others - d), from equation 3 of Wu et al. Only this method
-        computes it, in float64: kernels compare integers, and so agree bit for bit.
+        The threshold is ceil(rho d / Z 2^32) with Z = rho d + (num_others - d), from equation 3 of Wu et al. Only this
+        method computes it, in float64: kernels compare integers, and so agree bit for bit.
         """
         thresholds = self._thresholds.get((rho, num_others))
         if thresholds is None:

@@ -18,11 +18,10 @@ list.
 
 The samples that hit (are swapped) are drawn as distances, anew for each position and each block of 2^s samples. Here s
 is :func:`block_shift`, ``index`` = sample >> s, and ``sample`` is the sample's index in the global batch. Distance 0
-leads from sample -1 of the block to the first hit, each further distance from one hit to the next. Distance n is the
-number of words of
-:func:`distance_thresholds` that are not above word ``n & 3`` of stream 2^30 + n >> 2, plus 1: geometric, so that each
-sample hits with probability p0, independently. A block has 256 samples, or fewer if these
-make two hits likely: at p0 = .01 its 256 samples take three or four words.
+leads from sample -1 of the block to the first hit, each later distance from a hit to the next. Distance n is the number
+of words of :func:`distance_thresholds` that are not above word ``n & 3`` of stream 2^30 + n >> 2, plus 1: geometric, so
+that each sample hits with probability p0, independently. A block has 256 samples, or fewer, so that under three hits
+are expected in it. At p0 = .01 a block has 256 samples, and its hits take three or four words.
 
 The other draws are made only for hits: ``index`` = sample >> 2, word ``sample & 3`` of the result. A number below n
 is drawn by multiply-shift, n above 2^22 with the word of the same stream + 2^31 as the low half.
@@ -84,8 +83,8 @@ def block_shift(probability: float) -> int:
 def distance_thresholds(probability: float) -> np.ndarray:
     """Return for d = 1, ..., 256 the 32-bit word below which the next hit is at most d samples away, uint64 [256].
 
-    It is (1 - (1 - p0)^d) 2^32, rounded. Only this function computes it, in exact integers: kernels compare integers,
-    and so agree bit for bit.
+    The threshold is (1 - (1 - p0)^d) 2^32, rounded. Only this function computes it, in exact integers: kernels compare
+    integers, and so agree bit for bit.
     """
     numerator, denominator = probability.as_integer_ratio()
     missed, whole, thresholds = 1, 1, []

@@ -92,8 +92,8 @@ def export_feast(
         view: the view whose features are exported; None: the item vectors.
         entity: the join key, a Python name.
         ttl_seconds: time for which a row is valid for Feast; 0: for ever.
-        at: event_timestamp of every row; left out: now. Feast materializes rows between two times, so a version that is
-            served again needs a new time.
+        at: event_timestamp of every row; None: the present time. Feast materializes rows between two times, so a
+            version that is served again needs a new time.
 
     Raises:
         UnknownVersion: there is no such version.

@@ -26,7 +26,7 @@ from embeddings.store.url import namespaced
 
 
 class Store:
-    """Collections of item vectors under one directory; thread-safe, and any number of processes may have it open."""
+    """Collections of item vectors under one directory; thread-safe, and any number of processes may open it."""
 
     is_remote = False
     """True if the store needs a server, which may be unreachable."""
@@ -83,7 +83,7 @@ class Store:
     def namespace(self, name: str) -> Store:
         """Return the namespace ``name``, a separate store within this one; it need not exist yet.
 
-        Its collections and views are its own: other namespaces may use the same names.
+        Other namespaces may use the same names for their own collections and views.
 
         Raises:
             ValueError: a name that is not ``[a-z0-9][a-z0-9_-]{0,62}``.
@@ -106,7 +106,7 @@ class Store:
             self.collection(name).finish_erasure()
 
     def reach(self) -> None:
-        """Send the server, if there is one, a small request; raise StoreUnavailable, StoreError if it fails."""
+        """Send a small request to the server, if any; raise StoreUnavailable, StoreError if it fails."""
 
     def available_offline(self) -> bool:
         """Return True if vectors of any collection can be fetched while the server cannot be reached."""

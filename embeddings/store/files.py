@@ -1,7 +1,7 @@
 """Files of the embedded store: durable writes, documents with checksums, one writer at a time, the store's errors.
 
 Every change that a reader can see is one ``os.replace`` or ``os.rename`` of a file already synced to the disk. So a
-reader sees the old state or the new, never one in between, even if a writer is killed.
+reader sees the old state or the new, never a state in between, even if a writer is killed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class UnknownVersion(StoreError):
 
 
 class NoUsers(StoreError):
-    """The version has item vectors alone, so it cannot recommend items to users."""
+    """The version has only item vectors, so it cannot recommend items to users."""
 
 
 class UnknownView(StoreError):

@@ -1,4 +1,4 @@
-"""Maps from the vectors of an anchor generation back to those of earlier ones, for consumers that were trained there.
+"""Maps from an anchor generation's vectors back to those of earlier generations, for consumers trained on these.
 
     g = unit([h, 1] A)
 
@@ -7,8 +7,8 @@ backward transformation of Hu et al. 2022, "Learning Backward Compatible Embeddi
 opens (embeddings.refresh.backward_maps), and is stored with its first version, as ``map-g0001.arrow`` for the map to
 generation 1. Later versions of the generation are aligned onto the first, so A is valid for them and their new items.
 
-``VIEW@gN`` names the view VIEW as generation N has it, ``COLLECTION@gN`` the vectors of generation N themselves. Views
-and collections have no ``@`` in their names.
+``VIEW@gN`` names the view VIEW in generation N, ``COLLECTION@gN`` the vectors of generation N themselves. Views and
+collections have no ``@`` in their names.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def split_name(view: str) -> tuple[str, int | None]:
 
 
 def in_words(entry: Mapping[str, Any]) -> str:
-    """Return a line on a map, from its entry in the manifest."""
+    """Return a line of text about a map, from its entry in the manifest."""
     views = f"views @g{entry['generation']}"
     if entry["reasons"]:
         return f"{views} are held: {'; '.join(entry['reasons'])}"

@@ -31,7 +31,7 @@ EXPANSIONS = (512, 1_024, 2_048, 4_096)
 LEAST_SHARE = 0.99
 """Least share of users' best items that an index has to find."""
 NUM_CHECKED = 20
-"""Number of best items of a user by which an index is judged."""
+"""Number of a user's best items on which an index is judged."""
 _QUERIES_AT_ONCE = 16
 """Number of queries that a search answers before it lets another search begin."""
 
@@ -41,7 +41,7 @@ class ItemScores:
 
     Args:
         reader: the version.
-        scored: vectors [items, d] that scores need instead of the served ones; None: the served ones.
+        scored: vectors [items, d] that scores need instead of the served vectors; None: the served vectors.
         unit_items: True if norms do not count.
     """
 

@@ -34,11 +34,11 @@ class Leased(Protocol):
         ...
 
     def renew(self, token: str) -> None:
-        """Extend the lock by another lease; raise StoreError if that fails, or if another writer has it."""
+        """Extend the lock by another lease; raise StoreError if that fails, or if another writer has the lock."""
         ...
 
     def release(self, token: str) -> None:
-        """Release the lock, if ``token`` still has it."""
+        """Release the lock, if it is still held by ``token``."""
         ...
 
 

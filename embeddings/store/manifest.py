@@ -26,9 +26,10 @@ class VersionManifest:
         carried: number of rows with an earlier version's vector.
         missing: number of ids without a vector.
         alignment: alignment of the vectors into the generation's coordinates.
-        maps: maps to earlier generations, if it is the first of its own (embeddings.store.generation_maps).
+        maps: maps to earlier generations, if the version is the first of its generation
+            (embeddings.store.generation_maps).
         erasures: time and number of rows of each erasure of ids.
-        users: the version's users, {feature, rows, id_type, unit_items, tower, columns}; None if it has items alone.
+        users: the version's users, {feature, rows, id_type, unit_items, tower, columns}; None if it has only items.
             ``tower`` describes the query tower (embeddings.vectors.query_tower), ``columns`` the columns of items, if
             there are any.
         extra: every other entry, as it is in the document.
@@ -105,14 +106,14 @@ class VersionManifest:
 
     @property
     def users_file(self) -> FileEntry | None:
-        """The file of user rows; None if the version has items alone."""
+        """The file of user rows; None if the version has only items."""
         if self.users is None:
             return None
         return next((file for file in self.files if file.name.startswith("users")), None)
 
     @property
     def scored_file(self) -> FileEntry | None:
-        """The file of item vectors for scores alone; None if the served ones are used."""
+        """The file of item vectors that only scores use; None if scores use the served vectors."""
         return next((file for file in self.files if file.name.startswith("scored")), None)
 
     @property
@@ -156,7 +157,7 @@ class VersionRecord:
 def is_items_file(name: str) -> bool:
     """Return True if a file of a version, by its name, holds the item rows.
 
-    The file is ``items.arrow``, or another one after an erasure.
+    The file is ``items.arrow``, or a file of another name after an erasure.
     """
     return name.startswith("items") and name.endswith(".arrow")
 

@@ -5,8 +5,8 @@ items, 2.4 ms among 100,000 and 120 ms among a million. Search through the index
 and 100,000 items; building the index handles 2,000 to 7,000 items/s. The cosines of the rows that the index finds are
 computed again from the published rows in float32. So cosines are exact, and only the choice of rows is approximate.
 
-The index (usearch: Malkov and Yashunin 2018) is a file outside the store, mapped by every process that searches. It can
-be deleted at any time, since embeddings.store.build_index can build it again.
+The index (usearch: Malkov and Yashunin 2018) is a file outside the store, mapped by every process that searches. The
+index can be deleted at any time, since embeddings.store.build_index can build it again.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def make_index(dim: int, parts: Iterable[tuple[Array, Array]], threads: int) -> 
 
     Args:
         dim: number of coordinates.
-        parts: numbers of rows [n] and the rows [n, dim], all of one length, which the index keeps as float16.
+        parts: numbers of rows [n] and the rows [n, dim], all of one length. The index keeps the rows as float16.
         threads: number of threads that build.
     """
     from usearch.index import Index

@@ -1,4 +1,4 @@
-"""A version's query tower in onnxruntime: from features or histories, as requests have them, to vectors of users."""
+"""A version's query tower in onnxruntime: from the features or histories in requests to vectors of users."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class QuerySession:
         return self._answers({name: self._column(name, column, "features") for name, column in columns.items()})
 
     def of_histories(self, histories: Sequence[Sequence[Any]]) -> Queries:
-        """Return the answers to ``histories``, lists of ids of items, oldest first; the last ones of each are read.
+        """Return the answers to ``histories``, lists of item ids, oldest first; the last items of each are read.
 
         Raises:
             NoTower: the tower reads features.
@@ -111,7 +111,7 @@ class QuerySession:
             raise NoTower(f"version {self._version} reads {self._tower['of']}, not {kind}: ask for {self._tower['of']}")
 
     def _column(self, name: str, column: list[Any], field: str) -> list[Any]:
-        """Return a feature's ids with a stand-in for missing ones, after a check of their type."""
+        """Return a feature's ids with a stand-in for missing ids, after a check of their type."""
         kind, is_list = self._tower["inputs"][name]["ids"], self._tower["inputs"][name]["list"]
         for number, value in enumerate(column):
             where = f"{field}.{number}" if field == "histories" else f"{field}.{number}.{name}"

@@ -2,7 +2,7 @@
 
 An id is stored as a keyed blake2b hash (RFC 7693, 16 bytes) with the collection's own random key, and as a 32-bit tag.
 Tags are computed fast for millions of ids, and only ids whose tag is in the set are hashed. Anyone with the key and a
-list of possible ids can test each of them, which no method of recognizing ids can prevent.
+list of possible ids can test each of them. No method of recognizing ids can prevent that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ErasedIds:
         return ErasedIds(self.key, {hash_: tag for hash_, tag in self.tags.items() if hash_ not in gone})
 
     def matches(self, keys: Array) -> Array:
-        """Return flags of the ``keys`` [n] that are in the set, bool [n]."""
+        """Return bool [n], True for the ``keys`` [n] that are in the set."""
         matched = np.zeros(len(keys), dtype=np.bool_)
         if not self.tags:
             return matched
@@ -69,7 +69,7 @@ class ErasedIds:
         """Return a tag of each key, uint32 [n].
 
         For strings it is the sum of their bytes, each times a number for its position, so padding does not matter. For
-        integers it is a product. Both are computed modulo 2^64, and the tag is the upper half.
+        integers it is a product. Sum and product are computed modulo 2^64, and the tag is the upper half.
         """
         words = np.frombuffer(hashlib.shake_256(self.key).digest(8 * (MAX_ID_BYTES + 1)), dtype="<u8") | np.uint64(1)
         with np.errstate(over="ignore"):

@@ -52,7 +52,7 @@ def parse_store_url(text: str, follow_seconds: float, known: tuple[str, ...]) ->
 
     Options of every store: ``cache`` (directory of the mirror; default ``EVENKEEL_HOME/cache/...``),
     ``follow_seconds`` (largest age of the mirror's state; default: the argument of that name), ``lease_seconds`` (time
-    for which a dead writer blocks others). ``known`` are the names of further options of this kind of store.
+    for which a dead writer blocks others). ``known`` are the names of other options that this kind of store has.
 
     Raises:
         ValueError: an unknown option, or an invalid value.

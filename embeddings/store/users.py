@@ -5,7 +5,7 @@
 (fixed-size list of float32). embeddings.vectors.user_vectors has the formula of a score.
 
 ``scored.arrow`` has one column, ``vector``, a row for each row of ``items.arrow``. A version whose items are averaged
-with earlier ones has it, with the vectors before the average. Without it the served vectors are scored.
+with earlier vectors has this file, with the vectors before the average. Without it the served vectors are scored.
 
 ``columns.arrow`` has columns of the item table, a row for each row of ``items.arrow``, if there is a table with ids.
 ``tower.onnx`` answers queries by features or by a history (embeddings.vectors.query_tower), if the model can.
@@ -199,8 +199,8 @@ class Recommender:
     ) -> Recommended:
         """Return the ``k`` items of highest score for each of ``users``; there are fewer if no others are left.
 
-        All items with a vector are candidates, carried ones too. Features and histories are read by the version's query
-        tower (embeddings.store.queries).
+        All items with a vector are candidates, carried items too. Features and histories are read by the version's
+        query tower (embeddings.store.queries).
 
         Args:
             users: ids of users; or, in their place, ``features`` or ``histories``.

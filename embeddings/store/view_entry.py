@@ -20,7 +20,8 @@ class ViewDefinition:
     """A view as a user defines it, with the defaults of its kind.
 
     Attributes:
-        sigma: scale of the map. It, ``seed`` and ``frequencies`` are None for kinds of maps that do not use them.
+        sigma: scale of the map. ``sigma``, ``seed`` and ``frequencies`` are None for kinds of maps that do not use
+            them.
     """
 
     name: str

@@ -226,7 +226,7 @@ class ViewRegistry:
 
         Raises:
             CorruptStore: U is damaged.
-            ValueError: U's sha256 differs from the published one, or no installed package has the view's kind.
+            ValueError: U's sha256 differs from the published sha256, or no installed package has the view's kind.
         """
         return self._features_and_matrix(entry)[0]
 
@@ -394,7 +394,7 @@ def read_rows(path: Path, shape: tuple[int, int]) -> Array:
 def matrix_batch(matrix: Array) -> pa.RecordBatch:
     """Return a matrix (U [m, d], or a rotation) as one Arrow record batch, with its sha256 in the metadata.
 
-    Its only column, ``u``, holds a fixed-size list for each row of the matrix.
+    The batch's only column, ``u``, holds a fixed-size list for each row of the matrix.
     """
     flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
     rows = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])

@@ -24,7 +24,7 @@ class InitConfig:
     row's key.
 
     Raises:
-        ValueError: another kind, or a ``std`` that is negative or not finite.
+        ValueError: an unknown kind of init, or a ``std`` that is negative or not finite.
 
     Example:
         >>> from embeddings import InitConfig

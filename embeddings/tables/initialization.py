@@ -82,13 +82,13 @@ def standard_normal(
 
 
 def chunks(table: TableConfig) -> list[tuple[int, int]]:
-    """Return ranges of local rows small enough to initialise one after another without much extra memory."""
+    """Return ranges of local rows, each small enough to be initialised without much extra memory."""
     step = _rows_at_a_time(table)
     return [(start, min(start + step, table.row_count)) for start in range(0, table.row_count, step)]
 
 
 def chunks_to_write(table: TableConfig) -> list[tuple[int, int]]:
-    """Return the ranges of local rows that must be written: none with init ``zero``, else as :func:`chunks`.
+    """Return the ranges of local rows that must be written: no ranges with init ``zero``, else those of :func:`chunks`.
 
     For a dynamic table it is only the rows of padding and unknown ids. Other rows start as zeros, and writing them
     would allocate their memory.
@@ -106,5 +106,5 @@ def _rows_at_a_time(table: TableConfig) -> int:
 
 
 def _num_special(table: TableConfig, start: int, end: int) -> int:
-    """Count the padding and unknown-id rows, the first ones, among the local rows [start, end)."""
+    """Count the padding and unknown-id rows, which come first, among the local rows [start, end)."""
     return max(0, min(end, table.first_live_row - table.row_start) - start)

@@ -1,7 +1,7 @@
 """Shardings: the ways to split a table over ranks, their names and the parts that a rank holds. Torch-free.
 
-A sharding is an entry here, and its classes in ``embeddings.sharding``: one for bags and, with ``for_sequences``, one
-for sequences.
+A sharding is an entry here, and its classes in ``embeddings.sharding``: a class for bags and, with ``for_sequences``, a
+class for sequences.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _parts(over: Over, world_size: int, local_size: int) -> int:
 def shard_columns(dim: int, num_shards: int) -> int:
     """Return the smallest width of equal column shards, of which there are at most ``num_shards``.
 
-    It is a multiple of four, as TorchRec requires, or the whole dim.
+    The width is a multiple of four, as TorchRec requires, or the whole dim.
     """
     fits = (width for width in range(-(-dim // num_shards), dim) if dim % width == 0 and width % 4 == 0)
     return next(fits, dim)
@@ -89,7 +89,7 @@ SHARDINGS: dict[str, Sharding] = {
 
 
 def shardings_for(*, sequences: bool) -> tuple[str, ...]:
-    """Return the names of the ways to split tables of bags, or of sequences."""
+    """Return the names of the shardings for bags, or for sequences."""
     return tuple(name for name, sharding in SHARDINGS.items() if sharding.for_sequences or not sequences)
 
 

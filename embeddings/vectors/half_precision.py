@@ -14,8 +14,8 @@ def as_float32(values: Array) -> Array:
     """Return finite ``values`` in float32, exactly.
 
     The bits of a float16 are sign-extended to 32 bits and shifted left by 13, so that sign, exponent and mantissa are
-    where float32 has them. Read as float32 this is the value divided by 2**112, since the exponents' biases differ by
-    112; that holds for denormal values too. NumPy's own conversion takes two to three times as long.
+    at their positions in float32. Read as float32 this is the value divided by 2**112, since the exponents' biases
+    differ by 112; that holds for denormal values too. NumPy's own conversion takes two to three times as long.
     """
     if values.dtype != np.float16:
         return values.astype(np.float32, copy=False)

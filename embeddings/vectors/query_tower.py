@@ -6,7 +6,7 @@
             offset          float32 [b], o
             known           bool [b], False for a query none of whose ids the model knows
 
-The model has its tables and ids inside, so a consumer needs onnxruntime alone; an id that it lacks counts as unknown.
+The model has its tables and ids inside, so a consumer needs only onnxruntime; an id that it lacks counts as unknown.
 Torch-free; trainer.publishing.query_tower makes it.
 """
 

@@ -8,7 +8,7 @@ from embeddings.vectors.lazy_rows import Array
 
 
 def top_k(scores: Array, k: int) -> Array:
-    """Return the columns of the k highest scores of each row of ``scores`` [n, m], int64 [n, min(k, m)], best first.
+    """Return the columns of the k highest scores in each row of ``scores`` [n, m], int64 [n, min(k, m)], best first.
 
     Of equal scores the earlier column comes first, unless it falls to the cut after k.
     """
@@ -20,7 +20,7 @@ def top_k(scores: Array, k: int) -> Array:
 
 
 class BestSoFar:
-    """The k highest scores of n queries, from pieces of the columns added one after another.
+    """The k highest scores of n queries, from pieces of the columns, added in turn.
 
     Attributes:
         columns: int64 [n, at most k], best first.
@@ -46,8 +46,8 @@ class BestSoFar:
     def _above_last(self, scores: Array) -> tuple[Array, Array] | None:
         """Return the columns of scores above the k-th so far, and these scores, each [n, most of a query].
 
-        Shorter rows end in -inf. None if a query has more than k: after the first columns that is rare, and comparing
-        takes a tenth of the time of a partition.
+        Shorter rows end in -inf. None if a query has more than k such scores, which is rare after the first calls.
+        Comparing scores takes a tenth of a partition's time.
         """
         # numpy finds set flags faster in one dimension than in two.
         queries, columns = np.divmod(np.flatnonzero(scores > self.scores[:, -1:]), scores.shape[1])

@@ -41,7 +41,7 @@ class UserVectors:
         tower: the model from features or a history to q_u and o_u, for users without a row; None: there is none.
         columns: columns of items, for filters; None: there are none.
         scored: unit vectors z_i [items, d] of the version's items, in the order of its rows, if scores need other
-            vectors than the served ones, which may be averaged; None: the served ones.
+            vectors than the served vectors, which may be averaged; None: the served vectors.
 
     Raises:
         ValueError: ids that do not ascend, or shapes that do not agree.

@@ -1,12 +1,11 @@
 """Checks and bookkeeping for every request, before routing.
 
-These are the Host allow-list, identification of the sender, the rate limit, the body limit, security headers, the
+The parts are the Host allow-list, identification of the sender, the rate limit, the body limit, security headers, the
 request id, metrics, the log line and the audit log entry.
 
 The body is read only after the sender is identified. Unidentified senders may send at most 64 KiB, which is enough to
 exchange a key for a session. Checking a document with pydantic, such as a job, can block the event loop for a few
-hundredths of a second. Long documents are therefore checked one after another, with pauses in which other requests are
-answered.
+hundredths of a second. Long documents are therefore checked in turn, with pauses in which other requests are answered.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ up to 20 us.
 LIST_PATHS = ("/vectors", "/erase", "/readmit")
 """Suffixes of the paths whose bodies are lists of ids; their routes limit the number of ids."""
 CHECKED_ALONE_BYTES = 2**13
-"""Bodies with more bytes than this are validated one after another."""
+"""Bodies with more bytes than this are validated in turn, never two at once."""
 PAUSE_SECONDS = 0.02
 """Pause between two bodies above CHECKED_ALONE_BYTES, so that other requests are answered in between."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

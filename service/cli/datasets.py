@@ -32,7 +32,7 @@ def add_dataset(file: Annotated[Path, typer.Argument(metavar="FILE.yaml")], as_j
 
 @datasets.command("update")
 def update_dataset(file: Annotated[Path, typer.Argument(metavar="FILE.yaml")], as_json: JsonFlag = False) -> None:
-    """Replace the registered dataset of the same name; jobs keep the one that they were submitted with."""
+    """Replace the registered dataset of the same name; jobs keep the dataset that they were submitted with."""
     _send(file, Client.update_dataset, "updated", as_json)
 
 

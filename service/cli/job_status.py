@@ -50,7 +50,7 @@ def explain(document: Mapping[str, Any]) -> None:
 
 
 def maps(version: Mapping[str, Any]) -> None:
-    """Print the earlier generations that a version serves, if it is the first of its generation."""
+    """Print for each of the version's maps to earlier generations whether it is served."""
     from embeddings.store.generation_maps import in_words
 
     for entry in version.get("maps") or ():
@@ -142,7 +142,7 @@ def best_epoch(job: Mapping[str, Any]) -> int | None:
 
 
 def auc(job: Mapping[str, Any]) -> str:
-    """Return the AUC of the best epoch, or of the last one, as in ``0.8437 test 3``; empty if there is none."""
+    """Return the AUC of the best or else the last epoch, as in ``0.8437 test 3``; empty without an AUC."""
     best = best_epoch(job)
     for split in ("test", "validation"):
         values = _values(job, split, "auc")

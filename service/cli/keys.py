@@ -89,7 +89,7 @@ def revoke_key(key_id: Id) -> None:
 
 @keys.command("reset-admin")
 def reset_admin() -> None:
-    """Replace a lost admin key and write the new one to $EVENKEEL_HOME/admin.key. Run it on the service's machine."""
+    """Replace a lost admin key and write the new key to $EVENKEEL_HOME/admin.key. Run it on the service's machine."""
     from service.cli.serve import reset_admin as reset
 
     typer.echo(f"new admin key written to {reset()}; the old one no longer works")

@@ -1,6 +1,6 @@
 """Commands that use or train models on this machine: predict, importance, export, search, generalization.
 
-The commands predict, importance and export need the job's run directory: run them on the machine that has it.
+The commands predict, importance and export need the job's run directory: run them on the machine with that directory.
 """
 
 from __future__ import annotations
@@ -161,6 +161,6 @@ def recipe() -> None:
 
 
 def become(module: str, context: typer.Context) -> None:
-    """Replace this process by one that runs a module of the trainer."""
+    """Replace this process by a process that runs a module of the trainer."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *context.args])

@@ -143,7 +143,7 @@ def print_list(
     as_json: bool,
     rows: Iterable[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Print the items of a list: all their fields as JSON, or a table of ``rows``, which default to the items."""
+    """Print the items of a list: all their fields as JSON, or a table of ``rows`` (default: the items)."""
     if as_json:
         print_json(items)
     else:

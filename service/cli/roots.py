@@ -1,4 +1,4 @@
-"""CLI command group for data roots that are added while the service runs. It contacts no service."""
+"""CLI command group for data roots that are added while the service runs. The group contacts no service."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def backfill(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Fire a schedule for each date of a range, one after another; each firing waits for the previous job to end.
+    """Fire a schedule for each date of a range in turn; each firing waits for the previous job to end.
 
     Stops at the first job that fails (exit 1), and at the first version that is held (exit 3).
     """

@@ -22,7 +22,7 @@ def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
     """Run the service until a signal stops it, and return the exit code.
 
     Raises:
-        CommandError: The role does not exist, or several workers were requested for a role that allows only one.
+        CommandError: The role does not exist, or several workers were requested for a role that allows only one worker.
     """
     from service.core.settings import ROLES
 
@@ -45,7 +45,7 @@ def serve(role: str, host: str, port: int, num_workers: int = 1) -> int:
 
 
 def reset_admin() -> Path:
-    """Replace the admin key and return the file that holds the new one.
+    """Replace the admin key and return the file that holds the new key.
 
     Raises:
         CommandError: A setting is wrong, the database or the file cannot be used, or a newer version of Evenkeel wrote

@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def collections(as_json: JsonFlag = False) -> None:
-    """List collections: the version that each serves, its rows and its views."""
+    """List collections: the served version of each, its rows and its views."""
     listed = ask(Client.collections)
     columns = output.headings("name", "current", "rows", "dim", "held", "views", "published_at")
     columns |= {"current": "SERVES", "compared": "MODEL (BEFORE)"}
@@ -116,7 +116,7 @@ def promote(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a version the current one; promoting an older one is a rollback."""
+    """Make a version the current version; promoting an older version is a rollback."""
     answer = ask(Client.promote, collection, version, reason, override_gate=override_gate, if_current=if_current)
     output.print_answer(answer, f"{collection} now serves {answer.get('version', version)}", as_json)
     if not as_json:

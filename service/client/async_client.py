@@ -1,7 +1,7 @@
 """The client for programs with an event loop: the calls of :class:`service.client.Client`, awaited.
 
-Each call is the client's own function. It runs in a greenlet that hands requests, streams and pauses to the event loop
-and waits for their results. So every call is written once, and no thread is needed.
+Each call is the client's own function. The function runs in a greenlet that hands requests, streams and pauses to the
+event loop and waits for their results. So every call is written once, and no thread is needed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _END = object()
 class AsyncClient:
     """A session with one service for use in one event loop; close it, or use it as an asynchronous context manager.
 
-    It has the methods of :class:`service.client.Client`, under the same names, with the same arguments, results and
-    errors: they are awaited, and methods that return an iterator (``items``, ``events``, ``read_logs``,
+    The class has the methods of :class:`service.client.Client`, under the same names, with the same arguments, results
+    and errors: they are awaited, and methods that return an iterator (``items``, ``events``, ``read_logs``,
     ``follow_logs``) are iterated by ``async for``. Several calls may run at the same time. A cancelled call closes its
     connection.
 
     Args:
-        url: Address of the service; left out: EVENKEEL_URL, else the default port of this machine.
-        api_key: API key of the service; left out: EVENKEEL_API_KEY, else the one in ``$EVENKEEL_HOME/admin.key``, else
-            none.
+        url: Address of the service; None: EVENKEEL_URL, else the default port of this machine.
+        api_key: API key of the service; None: EVENKEEL_API_KEY, else the key in ``$EVENKEEL_HOME/admin.key``, else no
+            key.
         timeout_seconds: Longest wait for a response, or for the next part of one.
 
     Raises:

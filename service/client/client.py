@@ -18,12 +18,13 @@ class Client(JobCalls, VectorCalls):
 
     Every method raises :class:`ProblemError` for an error response, :class:`Unreachable` if there is no response, and
     :class:`ServiceError` for a response that is not JSON. Requests that submit or retry a job, trigger a schedule or
-    promote a version carry an Idempotency-Key. They are sent again if the response is lost, yet take effect once.
+    promote a version carry an Idempotency-Key. Such requests are sent again if the response is lost, yet take effect
+    once.
 
     Args:
-        url: Address of the service; left out: EVENKEEL_URL, else the default port of this machine.
-        api_key: API key of the service; left out: EVENKEEL_API_KEY, else the one in ``$EVENKEEL_HOME/admin.key``, else
-            none.
+        url: Address of the service; None: EVENKEEL_URL, else the default port of this machine.
+        api_key: API key of the service; None: EVENKEEL_API_KEY, else the key in ``$EVENKEEL_HOME/admin.key``, else no
+            key.
         timeout_seconds: Longest wait for a response, or for the next part of one.
 
     Raises:
@@ -53,7 +54,7 @@ class Client(JobCalls, VectorCalls):
         return self.json("POST", "/datasets", json=plain(dataset))
 
     def update_dataset(self, dataset: Any) -> Json:
-        """Replace the registered dataset of the same name; jobs keep the one that they were submitted with."""
+        """Replace the registered dataset of the same name; jobs keep the dataset that they were submitted with."""
         document = plain(dataset)
         return self.json("PUT", f"/datasets/{part(document['name'])}", json=document)
 
@@ -78,7 +79,7 @@ class Client(JobCalls, VectorCalls):
     def add_schedule(self, schedule: Mapping[str, Any]) -> Json:
         """Create a schedule from a mapping of its fields.
 
-        They are ``name, cron, timezone, job, catchup, misfire_grace_seconds, overlap, paused``.
+        The fields are ``name, cron, timezone, job, catchup, misfire_grace_seconds, overlap, paused``.
         """
         return self.json("POST", "/schedules", json=plain(schedule))
 
@@ -113,7 +114,7 @@ class Client(JobCalls, VectorCalls):
     def promote(
         self, collection: str, version: str, reason: str, *, override_gate: bool = False, if_current: str | None = None
     ) -> Json:
-        """Make a version the current one; an older version is a rollback. 409 if ``if_current`` is stale."""
+        """Make a version current; promoting an older version is a rollback. 409 if ``if_current`` is stale."""
         body: Json = {"reason": reason, "override_gate": override_gate}
         if if_current is not None:
             body["if_current"] = if_current
@@ -123,8 +124,8 @@ class Client(JobCalls, VectorCalls):
     def erase(self, collection: str, ids: Any, reason: str, *, users: bool = False) -> Json:
         """Remove the rows of ids from every kept version; return {"versions": those rewritten, "rows": rows removed}.
 
-        The ids, a list or any kind of array, tensor or series, stay out until ``readmit``. They are item ids, or user
-        ids if ``users`` is True.
+        The ids, a list or any kind of array, tensor or series, stay out until ``readmit``. The ids are item ids, or
+        user ids if ``users`` is True.
         """
         body = {"ids": ids_of(ids), "reason": reason, **({"part": "users"} if users else {})}
         return self.json("POST", f"/collections/{part(collection)}/erase", json=body)

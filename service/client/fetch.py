@@ -40,8 +40,8 @@ class VectorCalls(Session):
     def tower(self, collection: str, path: Path | str, version: str = "current") -> Path:
         """Download the query tower of a version as ONNX; the file appears complete or not at all.
 
-        Its inputs are in ``users.tower`` of the version's manifest, ids of features or of items; its outputs are
-        ``vector`` [b, d], ``offset`` [b] and ``known`` [b] (guide: items for a user).
+        The tower's inputs, ids of features or of items, are named in ``users.tower`` of the version's manifest; its
+        outputs are ``vector`` [b, d], ``offset`` [b] and ``known`` [b] (guide: items for a user).
 
         Raises:
             Unreachable: The download broke off.
@@ -126,7 +126,7 @@ class VectorCalls(Session):
     ) -> Json:
         """Return the ``k`` items of highest score for each user, by the model of the version.
 
-        Many users are sent in several requests, all for the version that answered the first one.
+        Many users are sent in several requests, all for the version that answered the first request.
 
         Args:
             collection: A collection whose job publishes users.
@@ -136,7 +136,7 @@ class VectorCalls(Session):
             histories: Instead of ``users``: a list of lists of ids of items, oldest first.
             exclude: Ids of items that no user gets.
             exclude_seen: True to leave out the items that the user had in training, or that are in the history.
-            filter: Columns of the item table, and values: items have one of them in each of the columns.
+            filter: Columns of the item table -> values: items have one of the values in each of the columns.
             version: Name of a version, or ``current``.
 
         Returns:
@@ -198,13 +198,13 @@ class VectorCalls(Session):
     ) -> Any:
         """Return vectors in the order requested, duplicates included.
 
-        More than 10,000 ids are fetched in several requests, all from the version that answered the first one.
+        More than 10,000 ids are fetched in several requests, all from the version that answered the first request.
 
         Args:
             collection: The collection whose default view (random Fourier features) is fetched; give this or ``view``.
             ids: A list, or any kind of array, tensor or series.
-            view: The name of a view to fetch from instead of a collection. ``VIEW@gN`` is a view as anchor generation N
-                has it, ``COLLECTION@gN`` has the vectors of that generation.
+            view: The name of a view to fetch from instead of a collection. ``VIEW@gN`` is a view in anchor generation
+                N, ``COLLECTION@gN`` has the vectors of that generation.
             version: Name of a version, or ``current``.
             dtype: ``float32`` or ``float16``.
             as_: ``numpy`` (:class:`service.client.vectors.Vectors`: ``vectors`` [n, dim] is NaN where an id is

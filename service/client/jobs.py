@@ -1,4 +1,4 @@
-"""Calls of the client for jobs: submit one, wait for it, read its log and its events."""
+"""Calls of the client for jobs: submit a job, wait for it, read its log and its events."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class JobCalls(Session):
     def logs(self, job_id: str, offset: int = 0) -> tuple[str, int]:
         """Return the log's text from byte ``offset`` on (a megabyte at most), and the offset for the next call.
 
-        That offset is 0 if the log ends before ``offset``: a new log has then replaced the previous one.
+        That offset is 0 if the log ends before ``offset``: a new log has then replaced the previous log.
         """
         answer = self.request(
             "GET", f"/jobs/{part(job_id)}/logs", params={"offset": offset}, headers={"Accept": "text/plain"}
@@ -144,7 +144,7 @@ class JobCalls(Session):
 
         Args:
             job_id: The job.
-            last_event_id: The ``id`` of the last event already known: this event and earlier ones are left out.
+            last_event_id: The ``id`` of the last event already known: this event and earlier events are left out.
 
         Raises:
             Unreachable: The stream broke off, for example because the service was restarted.

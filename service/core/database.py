@@ -109,7 +109,7 @@ class Database:
             await connection.run_sync(migrate, "head")
 
     async def require_newest(self) -> None:
-        """Refuse a database whose schema is not the newest one, and leave it as it is.
+        """Refuse a database whose schema is not the newest, and leave it as it is.
 
         Raises:
             FileNotFoundError: The SQLite file does not exist, and SQLite would create it.
@@ -262,7 +262,7 @@ def _note_idle(connection: Any, record: Any) -> None:
 
 
 def _refuse_dead(connection: Any, record: Any, proxy: Any) -> None:
-    """Raise InvalidatePoolError for a dead connection, which makes the pool open a new one.
+    """Raise InvalidatePoolError for a dead connection, so that the pool opens a new connection.
 
     SQLAlchemy's own ping would take three round trips before every use.
     """

@@ -14,7 +14,7 @@ LEVELS: tuple[Level, ...] = ("ok", "low", "reserved", "full")
 class Space(NamedTuple):
     """Free disk space, and the level that it amounts to.
 
-    Level ``low``: space should be freed soon. ``reserved``: no run is started, but running ones may finish. ``full``:
+    Level ``low``: space should be freed soon. ``reserved``: no run is started, but running runs may finish. ``full``:
     nothing is written.
     """
 

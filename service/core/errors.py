@@ -64,7 +64,7 @@ class Problem(Exception):
     """An error that may be raised anywhere below a route and is answered as problem+json.
 
     ``code`` is a stable word such as ``job-not-found`` (its URN is ``type``); ``errors`` lists the invalid fields, each
-    with ``field``, ``message`` and, if one is known, ``remedy``.
+    with ``field``, ``message`` and, if known, ``remedy``.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Problem(Exception):
 
     @property
     def remedy(self) -> str:
-        """The remedies of all errors in one line, each once."""
+        """The remedies of all errors in one line of text, each once."""
         return "; ".join(dict.fromkeys(error["remedy"] for error in self.errors if error["remedy"]))
 
     def body(self) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 Reading a hundred rows of mapped memory takes less time than a switch to another thread and back, because Python's
 threads block each other for milliseconds (docs/adr/0020).
 
-A page that must be read from disk would block all other requests. The kernel counts these page faults. After one,
-threads do the work for a moment, and for longer after each further one. Reads from a file server, which may never
-answer, are always done by threads.
+A page that must be read from disk would block all other requests. The kernel counts these page faults. After a page
+fault, threads do the work for a moment, and for longer after each later fault. Reads from a file server, which may
+never answer, are always done by threads.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def either(*groups: tuple[str, ...]) -> dict[str, Any]:
-    """Return the schema of a body that has all fields of one of ``groups`` and no field of any other group.
+    """Return the schema of a body that has all fields in one of ``groups`` and no field of any other group.
 
     A field that is null counts as left out.
     """

@@ -28,8 +28,7 @@ _FIELDS = "fields"
 class JsonLines(logging.Formatter):
     """Formatter of JSON lines.
 
-    They contain ``time, level, logger, message``, the current ids, the call's fields, and ``traceback`` if there is
-    one.
+    A line has ``time, level, logger, message``, the current ids, the call's fields, and ``traceback`` after an error.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -63,7 +62,7 @@ class TextLines(logging.Formatter):
 
 
 def install(form: Format, access_log: bool) -> None:
-    """Send the process's log to stderr in this form; with ``access_log``, it has a line for each request."""
+    """Send the process's log to stderr in this form; with ``access_log``, the log has a line for each request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
@@ -77,7 +76,7 @@ def with_fields(**fields: object) -> dict[str, dict[str, object]]:
 
 
 def take_request_id(offered: str | None) -> str:
-    """Return the id offered by a proxy or client if it is safe to log, else a new one."""
+    """Return the id offered by a proxy or client if it is safe to log, else a new id."""
     if offered is not None and re.fullmatch(r"[A-Za-z0-9._-]{8,64}", offered):
         return offered
     return secrets.token_hex(8)

@@ -1,4 +1,4 @@
-"""Configuration of the service: directories, URLs, limits. It is read once and passed on, never read at import."""
+"""Configuration of the service: directories, URLs, limits. Read once and passed on, never read at import."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ _ROOT_KINDS: dict[str, tuple[Callable[[str], bool], Callable[[str], Any]]] = {
     "object_roots": (is_object, str),
     "topic_roots": (is_topic, lambda root: root.rstrip("/")),
 }
-"""Settings that hold the roots of EVENKEEL_DATA_ROOTS by kind, each with a test for its roots and a conversion.
+"""Settings that hold the roots of EVENKEEL_DATA_ROOTS by kind of root, each with a test for its roots and a conversion.
 """
 
 

@@ -140,8 +140,8 @@ def _look_up(host: str, port: int) -> list[Any]:
 def is_public(address: Address) -> bool:
     """Return True if an address belongs to the public internet.
 
-    Private, loopback, link-local, shared, reserved and multicast addresses do not, nor do IPv6 addresses that embed
-    such an IPv4 address.
+    Private, loopback, link-local, shared, reserved and multicast addresses are not public, and neither are IPv6
+    addresses that embed such an IPv4 address.
     """
     if any(address in network for network in _SPECIAL):
         return False

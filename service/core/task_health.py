@@ -49,7 +49,7 @@ class TaskHealth:
         self._last, self._note = now, note
 
     def failed(self, error: Exception) -> None:
-        """Record a failed round; call this in the ``except`` block, so that the log gets the traceback."""
+        """Record a failed round; call this in the ``except`` block, so that the traceback is logged."""
         self._on_error()
         now = self._clock()
         self._last = now

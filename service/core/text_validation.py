@@ -61,7 +61,7 @@ def _is_odd(text: str) -> bool:
 
 
 def _find_odd_text(document: Any) -> Location | None:
-    """Return the position of the first text with NUL or an unpaired surrogate; None without one.
+    """Return the position of the first text with NUL or an unpaired surrogate; None without such a text.
 
     Anyone may send this document, so there is no recursion, and no path is built before it is needed.
     """

@@ -17,7 +17,7 @@ _brief_pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="brief")
 
 
 async def in_thread(call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-    """Call like asyncio.to_thread, at most two calls at once; further calls wait without blocking anything else."""
+    """Call like asyncio.to_thread, at most two calls at once; other calls wait without blocking anything else."""
     return await asyncio.get_running_loop().run_in_executor(_pool, functools.partial(call, *args, **kwargs))
 
 

@@ -1,6 +1,6 @@
 """A cache of results read from files, valid as long as the files are unchanged.
 
-It avoids reading the same Parquet footers again for every job on the same dataset.
+The cache avoids reading the same Parquet footers again for every job on the same dataset.
 """
 
 from __future__ import annotations

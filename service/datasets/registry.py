@@ -75,7 +75,7 @@ def _no_column(field: str, column: str, uri: str, columns: Iterable[str]) -> Fie
 
 
 def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
-    """Yield (field, column) for each column of the main file that the dataset names, also by a feature's name alone."""
+    """Yield (field, column) for each column of the main file that the dataset names, if only by a feature's name."""
 
     def column_of(name: str) -> str:
         feature = spec.features.get(name)
@@ -138,7 +138,7 @@ async def register(
 
 
 async def replace(database: Database, connection: AsyncConnection, spec: DatasetSpec, tenant: str) -> dict[str, Any]:
-    """Replace the spec of a registered dataset; jobs keep the one that they were submitted with.
+    """Replace the spec of a registered dataset; jobs keep the spec that they were submitted with.
 
     Raises:
         Problem: 404 if no dataset has this name; 409 if the job of a schedule does not fit the new spec.

@@ -1,10 +1,10 @@
 """Searches of versions by an index that another process builds: for nearest neighbours, and for users' best items.
 
 A large version is searched exactly until its index is ready, or for good if it would miss too many items. The first
-search starts the build: a low-priority process writes it to ``$EVENKEEL_HOME/neighbors/TENANT/COLLECTION/``, one on
-this host however many workers ask, and every worker maps the file. Below that folder, ``scores/`` has the indexes for
-users. Indexes of versions that are no longer searched are removed. Indexes that were built before ids were erased from
-their collection, by any process, are removed too: the file's name contains the number of erasures.
+search starts the build: a low-priority process writes it to ``$EVENKEEL_HOME/neighbors/TENANT/COLLECTION/``, a single
+process on this host however many workers ask, and every worker maps the file. Below that folder, ``scores/`` has the
+indexes for users. Indexes of versions that are no longer searched are removed. Indexes that were built before ids were
+erased from their collection, by any process, are removed too: the file's name contains the number of erasures.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Indexes:
     def _drop_earlier(self, path: Path, version: str, erasures: int) -> None:
         """Discard outdated data of the collection.
 
-        That is all data made before the latest erasure, and data for rows that the store had under this version's name
+        Outdated data were made before the latest erasure, or for rows that the store had under this version's name
         before it was restored or created anew.
         """
 
@@ -179,7 +179,7 @@ class Indexes:
             del self._searches[path]
 
     def _ask_for(self, path: Path, tenant: str, reader: VersionReader) -> None:
-        """Start a process that builds the index, unless one is running or failed a short while ago."""
+        """Start a process that builds the index, unless such a process is running or failed a short while ago."""
         building = self._builders.get(path)
         if building is not None:
             builder, started = building

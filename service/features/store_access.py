@@ -106,7 +106,7 @@ def ids_as(id_type: str, ids: list[Any]) -> list[Any]:
     become their decimals.
 
     Raises:
-        ItemIdError: An id cannot be converted; the message names the first one.
+        ItemIdError: An id cannot be converted; the message names the first such id.
     """
     kinds = set(map(type, ids))
     if kinds - {int, str} or len(kinds) > 1:

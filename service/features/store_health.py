@@ -52,7 +52,7 @@ class StoreHealth:
         self._stopped.set()
 
     def answer(self, timeout_seconds: float) -> Answer | None:
-        """Return the latest answer, waiting for the first one; None if no server is watched."""
+        """Return the latest answer, waiting for the first answer; None if no server is watched."""
         if not self._store.is_remote:
             return None
         self._asked.wait(timeout_seconds)

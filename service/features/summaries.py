@@ -15,11 +15,11 @@ from embeddings.store import Collection, default_view
 def summary(collection: Collection) -> dict[str, Any]:
     """Return the summary of a collection; its ``current`` is None before the first publication.
 
-    Its ``held`` describes the versions held since the current version last changed: their number, the time of the
-    first, and their names. ``max_held`` of them raise an alert. ``diagnosis`` is the diagnosis of the newest.
-    ``quality`` is the held-out metric of the current version's model, and that of the previous version.
-    ``proposed_canary`` is a sentence that proposes a canary, None if there is one or nothing to propose. ``sinks`` are
-    the databases that get each version, with the seconds by which they are behind.
+    The field ``held`` describes the versions held since the current version last changed: their number, the time of the
+    first, and their names. Once ``max_held`` versions are held, an alert is raised. ``diagnosis`` is the diagnosis of
+    the newest. ``quality`` is the held-out metric of the current version's model, and that of the previous version.
+    ``proposed_canary`` is a sentence that proposes a canary, None if a canary exists or there is nothing to propose.
+    ``sinks`` are the databases that get each version, with the seconds by which they are behind.
     """
     current = collection.current()
     manifests = collection.versions()

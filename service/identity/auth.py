@@ -105,7 +105,7 @@ class Authenticator:
         ``kind`` is ``key`` or ``session``.
 
         Raises:
-            Problem: 429 for a credential that is not cached, from an address that has sent too many wrong ones.
+            Problem: 429 for a credential that is not cached, from an address that has sent too many wrong credentials.
             ConnectionError: The credential is not cached and the database does not answer.
             SQLAlchemyError: The credential is not cached and the database cannot be queried.
         """
@@ -160,7 +160,7 @@ class Authenticator:
     async def keep_informed(self) -> None:
         """Read the live keys every ``fresh_seconds``, until cancelled.
 
-        A process that serves vectors thus knows every key before its first use, forgets revoked ones, and never makes a
+        A process that serves vectors thus knows every key before its first use, forgets revoked keys, and never makes a
         request wait for the database.
         """
         trouble = False
@@ -309,8 +309,8 @@ async def identify(request: Request) -> Principal | None:
 def require(scope: str) -> Callable[..., Awaitable[Principal]]:
     """Return a dependency that yields the principal if it has the scope.
 
-    It raises 401 without a principal and 403 without ``scope``, which the error names. A request that needs a scope to
-    change something is recorded in the audit log (service.identity.audit).
+    The dependency raises 401 without a principal and 403 without ``scope``, which the error names. A request that needs
+    a scope to change something is recorded in the audit log (service.identity.audit).
     """
     assert scope in keys.SCOPES, scope
 

@@ -60,7 +60,7 @@ async def once(
     body: str,
     act: Callable[[Reservation | None], Awaitable[Result]],
 ) -> Result | Done:
-    """Return the result of ``act``, or the :class:`Done` of an earlier request with the key.
+    """Return the result of ``act``, or the result (:class:`Done`) of an earlier request with the key.
 
     ``body``: text that identifies the request and its object. ``act`` does the work and completes the reservation that
     it receives. Without a ``key`` it receives None.
@@ -161,7 +161,7 @@ async def complete(
 
 
 async def release(database: Database, reservation: Reservation) -> None:
-    """Free the key after a failed request, so that a corrected one may use it."""
+    """Free the key after a failed request, so that a corrected request may use it."""
     table = tables.idempotency
     undone = sa.and_(table.c.job_id.is_(None), table.c.answer.is_(None))
     own_row = sa.and_(_at(reservation.key_id, reservation.key), table.c.token == reservation.token, undone)

@@ -1,6 +1,6 @@
 """API keys and dashboard sessions: created, hashed, looked up, rotated, revoked.
 
-These are plain async functions over the database.
+All functions here are plain async functions over the database.
 
 A key is ``ek_<prefix>_<secret>`` with 192 random bits of secret, so a plain SHA-256 of it is enough (a dictionary
 attack is impossible); the prefix finds the row and may be shown and logged. The previous secret of a rotated key stays
@@ -172,7 +172,7 @@ async def find(connection: AsyncConnection, key: str) -> Principal | None:
 async def live(connection: AsyncConnection, limit: int) -> dict[str, Principal]:
     """Return a mapping from the digest of each usable key, previous secrets included, to its principal.
 
-    It contains at most the ``limit`` newest keys, newest first.
+    The result contains at most the ``limit`` newest keys, newest first.
     """
     key = tables.api_key
     usable = sa.and_(key.c.revoked_at.is_(None), sa.or_(key.c.expires_at.is_(None), key.c.expires_at > tables.now()))
@@ -236,9 +236,9 @@ async def create_first(database: Database, settings: Settings) -> str | None:
 
 
 async def reset_admin(settings: Settings) -> str:
-    """Revoke the keys named ``admin`` and write a new one to ``admin.key``.
+    """Revoke the keys named ``admin`` and write a new key to ``admin.key``.
 
-    This is for users who can access the database but lost the key. It works with the service stopped or running.
+    Users who can access the database but lost the key need this, with the service stopped or running.
 
     Raises:
         FileNotFoundError: There is no such SQLite file.

@@ -1,4 +1,4 @@
-"""Limits on requests per key and wrong keys per address: one token bucket for each, in this process."""
+"""Limits on requests per key and wrong keys per address: a token bucket for each key or address, in this process."""
 
 from __future__ import annotations
 

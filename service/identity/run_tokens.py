@@ -1,7 +1,7 @@
 """Signed tokens of runs on other machines, each of which grants access for one attempt of one run and nothing else.
 
-A token contains its purpose and expiry, signed with a secret of this EVENKEEL_HOME. It becomes invalid when it expires,
-and when the job's row names another attempt, another lease or no lease (:func:`holds`).
+A token contains its purpose and expiry, signed with a secret of this EVENKEEL_HOME. The token becomes invalid when it
+expires, and when the job's row names another attempt, another lease or no lease (:func:`holds`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read(home: Path, token: str) -> Claim | None:
 
 
 def holds(claim: Claim, row: JobRow) -> bool:
-    """Return True if the attempt is still the job's current one: not followed by another, and not yet released."""
+    """Return True if the attempt is still the job's current attempt: not followed by another, and not yet released."""
     if row["released"] or row["attempt"] != claim.attempt:
         return False
     return row["lease"] is not None and _hashed(row["lease"]) == claim.lease

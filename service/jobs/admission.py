@@ -1,7 +1,7 @@
-"""Decisions whether a run may start in addition to the running ones, from its needs and the host's free resources.
+"""Decisions whether a run may start in addition to the running runs, from its needs and the host's free resources.
 
 Jobs are served in order: the job at the head of the queue waits until there is room for it, and only a job of the same
-tenant with a higher priority may pass it. So a large job is not starved by small ones. A run's needs are reserved from
+tenant with a higher priority may pass it. So a large job is not starved by small jobs. A run's needs are reserved from
 its claim until its last process has exited. All functions are pure except :func:`host`.
 """
 
@@ -72,7 +72,7 @@ def needs_of(
 
 
 def host(settings: Settings) -> FreeResources:
-    """Return the resources of this machine that runs may use: all of them, or the amounts in the settings."""
+    """Return the resources of this machine that runs may use: all resources, or the amounts in the settings."""
     cores = settings.host_cores
     gpus = settings.host_gpus
     return FreeResources(
@@ -156,7 +156,7 @@ Refuse = Callable[[ResourceRequest], str | None]
 
 
 def choose(needs: ResourceRequest, refuse: Refuse) -> tuple[ResourceRequest | None, str | None]:
-    """Return (the run's largest request for which there is room or None, the reason why a larger one does not fit)."""
+    """Return (the run's largest request for which there is room, or None; the reason why a larger request fails)."""
     why = None
     for choice in needs.choices():
         reason = refuse(choice)

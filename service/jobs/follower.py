@@ -44,7 +44,8 @@ class Follower:
     async def wait_for_answer(self, row: JobRow, error: ExecutorUnavailable) -> None:
         """Follow a run while its executor does not answer: apply the run's own reports.
 
-        After ``unanswered_seconds`` of the settings, the job's ``reason`` says that the executor does not answer.
+        After the time ``unanswered_seconds`` in the settings, the job's ``reason`` says that the executor does not
+        answer.
         """
         if row["state"] in ACTIVE and row["launched_at"] is not None:
             await self.follow(row, alive=True)
@@ -62,8 +63,8 @@ class Follower:
     async def follow(self, row: JobRow, alive: bool) -> None:
         """Apply the run's new events, and end its attempt if necessary.
 
-        The attempt is ended if the run is gone without reporting its end, or has been silent for too long. It is also
-        ended if the run has taken no step for too long while training, or has exceeded its time limit.
+        The attempt is ended if the run is gone without reporting its end, or has been silent for too long. The attempt
+        is also ended if the run has taken no step for too long while training, or has exceeded its time limit.
         """
         said = run_events.size(self._context.run_dir(row["id"]))
         if not alive or said != row["events_offset"]:
@@ -104,8 +105,8 @@ class Follower:
     async def _give_up(self, row: JobRow, said: int, error: dict[str, str], retryable: bool) -> None:
         """End an attempt that does not end itself.
 
-        Its lease is revoked first, here in the database and, before any signal, by ``Reaper.release`` in its run
-        directory. If the run wakes up meanwhile, it can no longer write anything.
+        The attempt's lease is revoked first, here in the database and, before any signal, by ``Reaper.release`` in its
+        run directory. If the run wakes up meanwhile, it can no longer write anything.
         """
         async with self._context.database.write() as connection:
             current = await job_records.locked(connection, row["id"])

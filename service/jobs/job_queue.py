@@ -104,7 +104,7 @@ class JobQueue:
     async def _room_for(
         self, needs: ResourceRequest, held: dict[str, ResourceRequest]
     ) -> tuple[ResourceRequest | None, str | None]:
-        """Return (the largest form of the request that fits now or None, the reason why a larger one does not fit)."""
+        """Return (the largest form of the request that fits now or None, the reason why a larger form does not fit)."""
         shortage, max_runs = disk.shortage(self._context.settings), self._context.settings.max_runs
         if shortage is not None:
             return None, shortage

@@ -88,7 +88,8 @@ def _held(job_id: str) -> sa.Select[Any]:
 async def refuse_too_many(database: Database, connection: AsyncConnection, settings: Settings, tenant: str) -> None:
     """Check that the tenant may have one more job.
 
-    Other transactions that call this then wait for the end of this one, so that no two count the same number of jobs.
+    Other transactions that call this then wait for the end of this transaction, so that no two count the same number of
+    jobs.
 
     Raises:
         Problem: 409 if one more job would exceed the tenant's limit.
@@ -106,7 +107,7 @@ async def refuse_too_many(database: Database, connection: AsyncConnection, setti
 
 
 def refuse_firing_date(spec: JobSpec) -> None:
-    """Check that the window of a job without a schedule names a date, since it has no firing to take one from.
+    """Check that the window of a job without a schedule names a date, since there is no firing to take a date from.
 
     Raises:
         Problem: 422 if the window begins at the firing date.
@@ -130,7 +131,7 @@ async def create(
     """Create a queued job and return its row.
 
     ``schedule``: id and name of the schedule that fired the job. ``needs``: the job's resource request as JSON, if
-    known. ``beside``: further rows to insert together with the job, each with its table.
+    known. ``beside``: rows to insert together with the job, each with its table.
     """
     columns: dict[str, Any] = {
         **dict.fromkeys(column.name for column in tables.job.c),
@@ -244,7 +245,7 @@ async def _tell(connection: AsyncConnection, row: JobRow) -> None:
 
 
 async def tell_publication(connection: AsyncConnection, row: JobRow) -> None:
-    """Queue webhook deliveries about the outcome of a job's publication, if it has one."""
+    """Queue webhook deliveries about the outcome of a job's publication, if it has an outcome."""
     for event in _events_of(row["publication"] or {}):
         await webhook_records.tell(connection, row["tenant"], event, _told(row))
 
@@ -302,7 +303,7 @@ async def retry(connection: AsyncConnection, job_id: str) -> JobRow:
 
 
 async def starts(connection: AsyncConnection) -> set[str]:
-    """Return the jobs named by ``init_from`` of a schedule or of a job that has not ended.
+    """Return the jobs that ``init_from`` names in a schedule or in a job that has not ended.
 
     For a job that this transaction has locked, the answer stays true until the transaction ends: another transaction
     that names the job locks it too (:func:`check_start`).

@@ -50,8 +50,8 @@ class JobView(BaseModel):
 
     ``reason``: why the job waits, or why it begins with fewer workers. ``attempts``: for each attempt the number of
     ``workers`` with which it began, and in ``because`` the reason if that is less than the job asks for.
-    ``preparation``: progress of an attempt that has prepared data for more than a second, null otherwise. It has
-    ``stage`` (``read``, then ``write``), ``rows`` done, ``total_rows`` (null if the files do not state it) and
+    ``preparation``: progress of an attempt that has prepared data for more than a second, null otherwise. The progress
+    has ``stage`` (``read``, then ``write``), ``rows`` done, ``total_rows`` (null if the files do not state it) and
     ``rows_per_second``. ``progress``, ``metrics`` and ``lineage`` come from the run's events. ``lineage`` has the
     fingerprint of the dataset, its ``drift`` and ``warnings``, hash of the spec, package versions, git commit, parent
     version, warm start. ``publication`` has ``status``, ``collection``, ``version``, ``reasons``, the ``gate``'s

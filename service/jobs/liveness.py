@@ -71,8 +71,8 @@ class Liveness:
         """Return the time for which the run has been silent and running.
 
         ``attempt``: its number and lease. ``size``: bytes that the run has reported so far. ``age_seconds``: wall-clock
-        time since the launch. It is used only when this attempt is first seen, since the service may have started after
-        the attempt.
+        time since the launch. The age is used only when this attempt is first seen, since the service may have started
+        after the attempt.
         """
         now = self._monotonic()
         seen = self._runs.get(job_id)

@@ -89,7 +89,7 @@ def position(last_event_id: str | None) -> Position:
 
 
 class Batch(NamedTuple):
-    """Encoded events, the position after them, and True if no further event can follow."""
+    """Encoded events, the position after them, and True if no more events can follow."""
 
     chunks: list[bytes]
     position: Position

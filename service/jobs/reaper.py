@@ -88,7 +88,8 @@ class Reaper:
 async def in_daemon_thread(function: Callable[[], Any]) -> None:
     """Call like asyncio.to_thread, but without delaying the end of the service.
 
-    A grace period of a minute must not delay a restart of the service, which then continues the cancellation.
+    A grace period of a minute must not delay a restart of the service. The restarted service continues the
+    cancellation.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()

@@ -1,7 +1,7 @@
 """Prediction of the resources that a job will need of its host, from its dataset.
 
-It is made when the job is submitted or, if that takes too long, before its turn comes. The functions block and are
-meant for :mod:`service.core.thread_pools`.
+The prediction is made when the job is submitted or, if that takes too long, before its turn comes. The functions block
+and are meant for :mod:`service.core.thread_pools`.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ async def preempted(connection: AsyncConnection, row: JobRow, base_seconds: floa
     """Queue a job again whose run ended because its machine told it to; this does not count as a failure.
 
     Such a run received SIGTERM from a service manager, Kubernetes or Ray, or its node was drained, without a request by
-    this service. It has written a checkpoint if it had taken a step.
+    this service. The run has written a checkpoint if it had taken a step.
     """
     due = tables.now() + datetime.timedelta(seconds=base_seconds)
     reason = f"preempted: its machine asked it to end; it continues from its checkpoint in {base_seconds:g} s"

@@ -74,7 +74,7 @@ class Runner:
             self.close()
 
     def acquire(self) -> bool:
-        """Take the lock of EVENKEEL_HOME if it is free, and return True if this runner is now the active one."""
+        """Take the lock of EVENKEEL_HOME if it is free, and return True if this runner is the active runner."""
         if self._lock.held:
             return True
         if not self._lock.acquire():

@@ -222,7 +222,7 @@ class Lineage(NamedTuple):
 def lineage(settings: Settings, store: Store, spec: JobSpec) -> Lineage:
     """Determine the origin of a run; blocking.
 
-    It must be called when the run starts, not when its job is submitted: ``current`` means current at that time.
+    Call this when the run starts, not when its job is submitted: ``current`` means current at that time.
 
     Raises:
         Problem: 422 if the version or the checkpoints to start from are missing.
@@ -272,7 +272,7 @@ def _served_checkpoints(settings: Settings, store: Store, spec: JobSpec, version
 
 
 def _held_start(settings: Settings, store: Store, spec: JobSpec) -> tuple[Path | str, str] | None:
-    """Return (checkpoints, version) of the held version from which the job is to continue; None without one."""
+    """Return (checkpoints, version) of the held version from which the job is to continue; None if there is none."""
     start = spec.init_from
     assert start is not None
     published = None if spec.publish is None else spec.publish.collection
@@ -298,7 +298,7 @@ def _checkpoints(settings: Settings, job_id: str | None) -> Path | str | None:
 
 
 def _origin(settings: Settings, directory: Path, store: Store, spec: JobSpec) -> Lineage:
-    """Return the origin of an attempt: in two cases the previous attempt's origin, otherwise the present one.
+    """Return the origin of an attempt: in two cases the previous attempt's origin, otherwise the present origin.
 
     The first case is a previous attempt that died after writing its version: this attempt must complete that version
     and not use it as its parent. The second is an origin, previous or present, that continues from a held version: the

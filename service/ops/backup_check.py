@@ -1,7 +1,7 @@
 """Check that database, feature store and runs of a service are from the same moment; after a restore they may not be.
 
-It looks for objects that one of them has and the others lack (docs/guides/reliability.md, "Database"). It queries the
-service, so it sees the jobs and versions of the key's tenant only.
+The check looks for objects that one of the three has and the others lack (docs/guides/reliability.md, "Database"). The
+check queries the service, so it sees only the jobs and versions of the key's tenant.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class OutOfStep(NamedTuple):
 def out_of_step(client: Client, runs: Path) -> Iterator[OutOfStep]:
     """Yield the inconsistencies that were found.
 
-    ``runs``: the directory of all run directories, if it is on this machine. It is compared only with an operator's
-    key, which sees the jobs of all tenants.
+    ``runs``: the directory of all run directories, if it is on this machine. This directory is compared only with an
+    operator's key, which sees the jobs of all tenants.
 
     Raises:
         ServiceError: The service cannot be queried.

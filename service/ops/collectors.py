@@ -1,7 +1,7 @@
 """Gauges computed at each scrape, from the database, the feature store and the disks.
 
-They cover jobs, runs, schedules and their lateness, versions and the gate's verdicts, and free disk space. They are
-computed from stored data each time, so neither a restart nor a second replica distorts them.
+The gauges cover jobs, runs, schedules and their lateness, versions and the gate's verdicts, and free disk space. They
+are computed from stored data each time, so neither a restart nor a second replica distorts them.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def check_load() -> Iterator[Check]:
 
 
 def available_memory_bytes() -> int:
-    """Return the memory that is still available, within the container's limit if there is one."""
+    """Return the memory that is still available, within the container's limit, if any."""
     available = psutil.virtual_memory().available
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()

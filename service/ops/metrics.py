@@ -59,7 +59,7 @@ class Metrics:
         self._seconds.labels(method, route).observe(seconds)
 
     def families(self, gauges: Iterable[Metric] = ()) -> list[Metric]:
-        """Return the counts of this process alone, then ``gauges``."""
+        """Return the counts of only this process, then ``gauges``."""
         return [*self.registry.collect(), *gauges]
 
     def render(self, gauges: Iterable[Metric] = ()) -> bytes:

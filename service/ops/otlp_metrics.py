@@ -1,8 +1,8 @@
 """The metrics of /metrics, sent to an OpenTelemetry collector over HTTP; off unless ``EVENKEEL_METRICS=1``.
 
-They are read from the registry that /metrics shows (docs/adr/0038-traces.md). OpenTelemetry's own variables set their
-destination and interval, such as ``OTEL_EXPORTER_OTLP_ENDPOINT`` and ``OTEL_METRIC_EXPORT_INTERVAL``. Each process
-sends its own counts under a ``service.instance.id`` of its own.
+The metrics are read from the registry that /metrics shows (docs/adr/0038-traces.md). OpenTelemetry's own variables set
+their destination and interval, such as ``OTEL_EXPORTER_OTLP_ENDPOINT`` and ``OTEL_METRIC_EXPORT_INTERVAL``. Each
+process sends its own counts under a ``service.instance.id`` of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Removal of old data, once a day: ended jobs, their logs, checkpoints and events, firings, idempotency keys, sessions.
 
-If several processes share a database or EVENKEEL_HOME, the one that claims the day's row in table ``sweep`` does the
-sweep. One sweep removes rows that belong to no EVENKEEL_HOME; each EVENKEEL_HOME has its own sweep for data of its
-jobs. A checkpoint stays, however old, while a kept version, an unended job or a schedule may need it
+If several processes share a database or EVENKEEL_HOME, the process that claims the day's row in table ``sweep`` does
+the sweep. The database has one sweep for its rows; each EVENKEEL_HOME has its own sweep for the data of its jobs. A
+checkpoint stays, however old, while a kept version, an unended job or a schedule may need it
 (docs/adr/0027-schedules-and-clocks.md).
 """
 
@@ -45,7 +45,7 @@ ROWS = "rows"
 
 
 class Swept(NamedTuple):
-    """Number of removed items by kind; in a dry run, the number that would be removed."""
+    """Number of removed items by kind of item; in a dry run, the number that would be removed."""
 
     jobs: int = 0
     checkpoints: int = 0
@@ -130,7 +130,7 @@ def _recent(began: datetime.datetime | None, now: datetime.datetime) -> bool:
 
 
 async def sweep_rows(database: Database, settings: Settings, now: datetime.datetime, dry_run: bool = False) -> Swept:
-    """Remove rows of no EVENKEEL_HOME: firings, ended jobs' events except states, idempotency keys, sessions."""
+    """Remove the old rows of the database: firings, ended jobs' events except states, idempotency keys, sessions."""
     days = settings.retention
     event, firing, job = tables.job_event, tables.firing, tables.job
     ended = sa.select(job.c.id).where(job.c.state.in_(TERMINAL), job.c.finished_at < _before(now, days.events))
@@ -259,7 +259,7 @@ def _behind_versions(store: Store, owners: Iterable[str]) -> set[str]:
 
 
 def _begun_from(run_dir: Path) -> str | None:
-    """Return the job from whose checkpoint an unended run started, according to ``run.json``; None without one."""
+    """Return the job from whose checkpoint an unended run started, according to ``run.json``; else None."""
     try:
         checkpoint = json.loads((run_dir / RUN_FILE).read_text("utf-8")).get("init_checkpoint")
     except (OSError, ValueError):

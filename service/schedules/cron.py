@@ -65,7 +65,7 @@ def firings(expression: str, timezone: str, after: Instant) -> Iterator[Instant]
 
 
 def _once_each(expression: str, zone: ZoneInfo, after: Instant) -> Iterator[Instant]:
-    """Yield, for each matching calendar minute, the moment at which clocks first show this minute or a later one.
+    """Yield, for each matching calendar minute, the moment at which clocks first show this or a later minute.
 
     The first may lie before ``after``.
     """

@@ -36,9 +36,9 @@ async def run(database: Database, seconds: float, health: TaskHealth) -> None:
 async def look_again(database: Database, now: datetime.datetime) -> int:
     """Correct schedules at the start, and when the clock was set back; return how many were corrected.
 
-    A schedule whose next firing was computed by a clock that ran ahead would otherwise sleep until then. It never fires
-    twice for the same time. Firings in the future that were recorded as missed are removed, since they were never
-    missed.
+    A schedule whose next firing was computed by a clock that ran ahead would otherwise sleep until then. A schedule
+    never fires twice for the same time. Firings in the future that were recorded as missed are removed, since they were
+    never missed.
     """
     table = tables.schedule
     ahead = sa.and_(table.c.paused.is_(False), table.c.next_fire_at > now)

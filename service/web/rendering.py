@@ -28,7 +28,7 @@ def page(template: str, **values: Any) -> str:
 
 @functools.cache
 def static_file(name: str) -> tuple[bytes, str]:
-    """Return a static file and the short hash in its address, which makes browsers load a new one at once."""
+    """Return a static file and the short hash in its address, which makes browsers load a new file at once."""
     body = (_HERE / "static" / name).read_bytes()
     return body, hashlib.sha256(body).hexdigest()[:12]
 

@@ -55,7 +55,7 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figures(job: dict[str, Any], metric: str) -> list[str]:
-    """Return the names of a metric's figures: one, or with several labels one for each label."""
+    """Return the names of a metric's figures: a single name, or with several labels a name for each label."""
     return figures_named(metric, (name for metric_row in job["metrics"] for name in metric_row))
 
 
@@ -70,7 +70,7 @@ def _chart(job: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def _tables(job: dict[str, Any], metric: str) -> list[tuple[dict[str, Any], str]]:
-    """Return (last metrics with the table, name of the table) for each label and held-out split that has one."""
+    """Return (last metrics with the table, name of the table) for each label and held-out split with such a table."""
     return [(row, name) for name in _figures(job, metric) for row in _last_with(job, name)]
 
 
@@ -110,7 +110,7 @@ def charts_of(job: dict[str, Any]) -> list[dict[str, Any]]:
 def figures_of(job: dict[str, Any]) -> dict[str, Any]:
     """Return the job's metrics as tables: ``columns`` and ``cells`` by epoch, ``calibrations`` and ``buckets``.
 
-    ``best`` is the best epoch by validation, as its cell shows it; empty without one.
+    ``best`` is the best epoch by validation, as its cell shows it; empty without such an epoch.
     """
     columns = ["epoch", "split", *(name for metric in job["metrics"] for name in metric if not is_table(name))]
     columns = list(dict.fromkeys(columns))

@@ -1,8 +1,8 @@
 """The background task that makes webhook deliveries. Any number of processes may run it on one database.
 
-A delivery is claimed by a lease: its next attempt is postponed, in a transaction of its own. It is then sent outside
-any transaction, and its outcome is written if the lease is still the same. A process that dies in between causes one
-repetition.
+A delivery is claimed by a lease: its next attempt is postponed, in a transaction of its own. The delivery is then sent
+outside any transaction, and its outcome is written if the lease is still the same. A process that dies in between
+causes one repetition.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEASE = datetime.timedelta(seconds=60)
 CLOCKS_APART = datetime.timedelta(minutes=5)
 """Largest difference between the clocks of processes on one database."""
 WAITS_SECONDS = (10, 60, 300, 1800, 7200, 18000, 36000, 50400)
-"""Waits after failed attempts; after the last one, about 32 hours later, a delivery is given up."""
+"""Waits after failed attempts; after the last wait, about 32 hours later, a delivery is given up."""
 SHOWN_BYTES = 300
 SWEEP_SECONDS = 3600.0
 GONE = 410

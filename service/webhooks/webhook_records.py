@@ -1,9 +1,9 @@
 """Records of webhooks, their events, and pending deliveries, which :mod:`service.webhooks.sender` sends.
 
 A delivery is written in the transaction of the event it reports, so no event is lost and none is reported that did not
-happen, even if processes are killed. It is sent at least once, always with the same id, so a receiver can recognize a
-repetition. It is signed as in `Standard Webhooks <https://www.standardwebhooks.com>`_, for which receivers have
-libraries.
+happen, even if processes are killed. A delivery is sent at least once, always with the same id, so a receiver can
+recognize a repetition. The delivery is signed as in `Standard Webhooks <https://www.standardwebhooks.com>`_, for which
+receivers have libraries.
 """
 
 from __future__ import annotations

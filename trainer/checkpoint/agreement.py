@@ -45,7 +45,7 @@ def agree(outcome: tuple[Result, str | None], where: str, group: dist.ProcessGro
     """Exchange the ranks' outcomes of :func:`attempt`; return all results in rank order. Collective.
 
     Raises:
-        CheckpointError: on all ranks, if one has an error; the message begins with ``where``.
+        CheckpointError: on all ranks, if any rank has an error; the message begins with ``where``.
     """
     _, world_size = rank_and_size(group)
     everyone: list[Any] = [outcome]

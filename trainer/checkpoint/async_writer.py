@@ -36,8 +36,8 @@ class BackgroundSaver:
         stall_seconds: seconds that the caller of the last :meth:`save` had to wait.
         total_stall_seconds: the same, summed over all saves.
         num_saves: number of calls of :meth:`save` that began a save.
-        staged_bytes: bytes of the copies in memory: STAGED_COPIES times this rank's rows and state. They are kept
-            from one save to the next, because fresh memory costs more than copying does.
+        staged_bytes: bytes of the copies in memory: STAGED_COPIES times this rank's rows and state. The copies' memory
+            is kept from save to save, because fresh memory costs more than copying does.
     """
 
     failed: bool

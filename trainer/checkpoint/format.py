@@ -94,7 +94,7 @@ def save(
         tables: this rank's rows.
         dense: dense tensors, keyed by name; only rank 0's are written.
         extra: values that JSON can hold: completed steps, data position, spec.
-        attached: further files of the checkpoint, name -> path of the file to copy; only rank 0's are copied.
+        attached: other files of the checkpoint, name -> path of the file to copy; only rank 0's are copied.
         keep_last: number of newest checkpoints to keep. Checkpoints of later steps than ``step`` are removed: they
             exist only if a resume has gone back to an earlier step.
         group: the ranks that save; None: all of them.
@@ -424,11 +424,11 @@ class Checkpoint:
 
 
 def latest_valid(directory: Path | str) -> Checkpoint | None:
-    """Return the newest undamaged checkpoint of a folder, or None; warn of each newer, damaged one.
+    """Return the newest undamaged checkpoint of a folder, or None; warn of each newer, damaged checkpoint.
 
     Raises:
-        FormatVersionError: a checkpoint newer than the first valid one has another format version. It may be valid,
-            and a run that continued from an older one would sooner or later remove it.
+        FormatVersionError: a checkpoint newer than the first valid checkpoint has another format version. That
+            checkpoint may be valid, and a run that continued from an older checkpoint would sooner or later remove it.
     """
     for path in checkpoints_in(Path(directory)):
         try:

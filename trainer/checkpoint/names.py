@@ -23,7 +23,7 @@ def new_name(step: int, names: Iterable[str]) -> str:
 def replaced_by(newest: str, names: Iterable[str], keep_last: int) -> list[str]:
     """Return the names of checkpoints to delete once ``newest`` exists.
 
-    They are all checkpoints of later steps, and all but ``keep_last`` of the others.
+    These are all checkpoints of later steps, and of the others all but the newest ``keep_last``.
     """
     found = newest_first({*names, newest})
     position = found.index(newest)

@@ -80,8 +80,8 @@ class TrainingRecord(_Record):
     row optimizer. ``alpha``: the strength of adaptive decay, None for optimizers without it. ``epoch_steps``: steps
     that ``decay: by_epoch`` counts as an epoch, None for other jobs. ``labels``: names of the labels if there are
     several, in their order. ``history``: metrics of each evaluation. ``dataset``: the dataset spec as JSON text, None
-    in checkpoints of older versions. It is text because manifests sort the keys of objects, and the order of features
-    and labels matters.
+    in checkpoints of older versions. The spec is text because manifests sort the keys of objects, and the order of
+    features and labels matters.
     """
 
     job: dict[str, Any]

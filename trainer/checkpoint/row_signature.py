@@ -34,7 +34,7 @@ def row_signature(settings: TableSettings, completed_steps: int) -> dict[str, An
     """Return the settings that give stored rows their meaning, as JSON values, keyed by name.
 
     ``optimizer`` is its kind, and each of its fields has an entry. ``dtype`` and ``state_dtype`` are types, or types by
-    table if tables differ. ``ahead``: True if rows are stored with movement that is still to come
+    table if tables differ. ``ahead``: True if stored rows already include later movement by momentum
     (:mod:`embeddings.optim.deferred_update`). ``rate_sum``: sum of the learning rates of the completed steps.
     ``decay_log_sum``: L[K], the logarithm of the factor by which weight decay has shrunk weights since step 0.
     """

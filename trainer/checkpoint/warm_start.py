@@ -92,7 +92,7 @@ def id_map_file(table: str) -> str:
 def id_map_files(data: PreparedData) -> dict[str, Path]:
     """Return the paths of the data's files that checkpoints include, by their names in a checkpoint.
 
-    They are id maps, statistics of numeric features, descriptions of vectors, and the profile of the data's rows.
+    The files are id maps, statistics of numeric features, descriptions of vectors, and the profile of the data's rows.
     """
     found = {id_map_file(name): table.vocabulary_path for name, table in data.tables.items()}
     others = {NUMERIC_FILE: data.numeric_path, PROFILE_FILE: data.profile_path, VECTORS_FILE: data.vectors_path}

@@ -124,7 +124,7 @@ def _stored(types: Mapping[str, str]) -> dict[str, torch.dtype]:
 
 
 def table_configs(job: JobSpec, data: PreparedData) -> list[TableConfig]:
-    """Return the configurations of tables, one for each vocabulary of the data, as wide as the model needs."""
+    """Return the configurations of tables, a table for each vocabulary of the data, as wide as the model needs."""
     init = job.model.effective_init
     rows = table_rows(job, {name: table.num_rows for name, table in data.tables.items()})
     grows = {name for name, table in job.tables.items() if table.id_map is not None}
@@ -151,10 +151,10 @@ def pooling_of(job: JobSpec, key: Key) -> Pooling:
 
 
 def sse_configs(job: JobSpec, data: PreparedData) -> dict[str, SSEConfig]:
-    """Return the SSE configuration (random swaps of ids) by key of the batches, for keys that have one.
+    """Return the SSE configuration (random swaps of ids) by key of the batches, for keys that use SSE.
 
     Keys are features, drawn negatives, which follow their feature, and the model's targets. Dynamic tables are left
-    out: trainer.distributed.dynamic_tables swaps their ids.
+    out, because trainer.distributed.dynamic_tables swaps their ids.
     """
     names = {key.name for key in data.keys}
     # Ids of dynamic tables are swapped among the rows in use (trainer.distributed.dynamic_tables).

@@ -230,7 +230,7 @@ class DynamicRows:
         return "; ".join(sentences)
 
     def _keys_of(self, position: int, size: int) -> dict[str, Int64s]:
-        """Return {dynamic table: hashes of the ids} of a whole batch of prepared data."""
+        """Return {dynamic table: hashes of the ids} for a whole batch of prepared data."""
         epoch, inside = divmod(position, self._data.steps_per_epoch)
         start = inside * self._data.batch_size
         samples, found = self._order.rows(epoch, start, start + size), {}
@@ -276,8 +276,8 @@ class DynamicRows:
     def _id_map(self, table: str) -> IdMap:
         """Return the id map to save: the ids that have a row, and tombstones.
 
-        Tombstones are ids that had a row at the end of an earlier run of the chain of warm starts, and may still be
-        served from that run's version.
+        Tombstones are ids that had a row at the end of an earlier run in the warm-start chain, and may still be served
+        from that run's version.
         """
         whole, (_, live) = self._data.id_map(table), self.ids[table].ids()
         if not self._has_codes:
@@ -316,7 +316,7 @@ class DynamicRows:
 def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
     """Return {table: {name: array}}, the saved state of the map from ids to rows of each dynamic table.
 
-    Tables that the checkpoint lacks are left out: they belong to features that a warm start adds.
+    Tables that the checkpoint lacks are left out, because they belong to features that a warm start adds.
 
     Raises:
         CheckpointError: a table of the checkpoint has no such state.
@@ -351,7 +351,7 @@ def taken_rows(checkpoint: Checkpoint, table: str) -> Int64s | None:
 
 
 def _taken(entries: Int64s) -> Int64s:
-    """Return the row numbers of padding, of the unknown id, and of these entries of the map."""
+    """Return the row numbers of padding, of the unknown id, and of these map entries."""
     return np.concatenate([np.arange(FIRST_ROW), entries + FIRST_ROW])
 
 

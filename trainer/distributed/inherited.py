@@ -6,8 +6,8 @@ units. New parts begin so that scores are the parent's before the first step:
 - rows of an added feature, and weights on other new inputs, are zeros (``added: fresh``: as in a new model);
 - an added unit has the weights of a new model, and the next layer's weights on it are zeros;
 - an added layer passes its inputs on unchanged;
-- an added column of vectors is zero in every row that the parent had. An exception is one factor of models whose scores
-  are products of rows alone (:attr:`Inheritance.drawn`): both factors at zero would never learn.
+- an added column of vectors is zero in every row that the parent had. The exception is one factor in models whose
+  scores are only products of rows (:attr:`Inheritance.drawn`): if both factors were zero, they would never learn.
 
 If the row optimizer has other settings, rows are first brought to the parent's last step with the parent's settings:
 deferred updates of idle rows belong to the settings under which the rows were idle.
@@ -300,7 +300,7 @@ class InheritedCheckpoint(Checkpoint):
 
 
 def _deepened(before: nn.Module, after: nn.Module) -> tuple[dict[str, str], dict[str, int]]:
-    """Compare the stacks of linear layers of a parent's model and of the job's.
+    """Compare the stacks of linear layers in a parent's model and in the job's.
 
     Returns:
         The new names of moved layers, by their names in the parent's model; and the number of units that each added

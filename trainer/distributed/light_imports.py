@@ -1,8 +1,8 @@
 """Faster import of TorchRec, without parts that a short-lived training process does not need.
 
 TorchRec checks in three places if an input is a TensorDict. For this it imports tensordict, which imports all of
-torch's compiler: one second of processor time. FBGEMM, DTensor and torch import sympy for symbolic shapes, which only a
-compiler uses: another .85 s.
+torch's compiler and so takes a second of processor time. FBGEMM, DTensor and torch import sympy for symbolic shapes,
+which only a compiler uses: another .85 s.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHAPES = "torch.fx.experimental.symbolic_shapes"
 
 
 def import_torchrec() -> None:
-    """Import TorchRec with an empty class instead of ``tensordict.TensorDict``: no input in this project is one.
+    """Import TorchRec with an empty class instead of ``tensordict.TensorDict``: no input is ever such a dict.
 
     Later imports of tensordict, and of symbolic shapes beyond their guards, get the real modules. Does nothing if
     TorchRec or tensordict is imported already.
@@ -44,7 +44,7 @@ def import_torchrec() -> None:
 def without_collections() -> Iterator[None]:
     """Pause the garbage collector during imports, and exempt from it all objects that exist at the end of the block.
 
-    Modules are no garbage, but each full collection would search all of them: a sixth of the time of imports.
+    Modules are no garbage, but full collections would search all of them, which takes a sixth of the time of imports.
     """
     was_enabled = gc.isenabled()
     gc.disable()

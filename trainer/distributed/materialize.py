@@ -1,4 +1,4 @@
-"""A checkpoint's model in one process. Its tables are read with pending decay and idle momentum applied."""
+"""A checkpoint's model in one process. The model's tables are read with pending decay and idle momentum applied."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read_rows(job: JobSpec, checkpoint: Checkpoint, table: str) -> Iterator[tupl
 class ReadTables(nn.Module):
     """Stand-in for a model's embeddings: looks rows up and pools them with the kernel of training.
 
-    A call takes a KeyedJaggedTensor with the features of ``keys``. It returns a KeyedTensor of pooled rows, or
+    A call takes a KeyedJaggedTensor with the features of ``keys``. The call returns a KeyedTensor of pooled rows, or
     {feature: JaggedTensor} if the model does not pool. Memory: all rows as float32, and 4 bytes more for each row.
     """
 

@@ -124,8 +124,9 @@ def _check_columns(shard_columns: Mapping[str, int], tables: Mapping[str, TableC
 def free_bytes_per_rank(device: torch.device, world_size: int, backend: Backend | None = None) -> int:
     """Return the bytes of memory that a rank may use for tables.
 
-    They are the fraction FOR_TABLES of the rank's memory: the GPU's free memory, or on a CPU an equal share of the
-    host's. With FBGEMM on a GPU both count, because it keeps rows that do not fit on the GPU in the host's memory.
+    The free bytes are the fraction FOR_TABLES of the rank's memory: the GPU's free memory, or on a CPU an equal share
+    of the host's. With FBGEMM on a GPU both count, because it keeps rows that do not fit on the GPU in the host's
+    memory.
     """
     on_gpu = 0 if device.type == "cpu" else int(FOR_TABLES * torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu" and backend != "fbgemm":

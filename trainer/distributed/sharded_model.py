@@ -69,8 +69,8 @@ def shard_model(
     Args:
         model: the model, with each table on the meta device in exactly one collection. Pooled tables are in one of
             :func:`embedding_bag_collection`, tables of sequences in one of :func:`embedding_collection`.
-        settings: the tables, their storage and their training. Dense parameters are converted to ``compute_dtype`` of
-            the settings, and all ranks get rank 0's values.
+        settings: the tables, their storage and their training. Dense parameters are converted to the settings'
+            ``compute_dtype``, and all ranks get rank 0's values.
         plan: constraints on the sharding plan; None: TorchRec's planner decides for all tables.
         device: device of this rank's rows and dense parameters; None: the CPU.
 
@@ -137,11 +137,11 @@ class ShardedModel(ShardedState):
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def set_context(self, step: int, sample_offset: int, global_size: int, part_offset: int = 0) -> None:
-        """Set the step and the position in the batch, on which random draws depend. Call it before a training forward.
+        """Set the step and the position in the batch, on which random draws depend.
 
-        ``step`` must be ``completed_steps + 1``. ``sample_offset``: index of this rank's first sample in the global
-        batch, of which ranks hold consecutive slices. ``part_offset``: index of rank 0's first sample, which is not 0
-        in later micro-batches of a step.
+        Call this before a forward pass in training. ``step`` must be ``completed_steps + 1``. ``sample_offset``: index
+        of this rank's first sample in the global batch, of which ranks hold consecutive slices. ``part_offset``: index
+        of rank 0's first sample, which is not 0 in later micro-batches of a step.
         """
         if not 0 <= part_offset <= sample_offset <= global_size:
             raise ValueError(
@@ -210,7 +210,7 @@ class ShardedModel(ShardedState):
     # --- placement ---------------------------------------------------------------------------------------------------
 
     def shares(self) -> dict[str, list[list[Rectangle]]]:
-        """Return {table: list of the rectangles that each rank holds}, sorted, without empty ones. Collective.
+        """Return {table: list of the rectangles that each rank holds}, sorted, without empty rectangles. Collective.
 
         Raises:
             AssertionError: the rectangles differ from the plan, or do not make up each table exactly.
@@ -260,7 +260,7 @@ def _placed(model: nn.Module, dtype: torch.dtype, device: torch.device) -> nn.Mo
 
 
 class _NoWrapper(DataParallelWrapper):
-    """Wrapper that leaves dense parameters alone. DDP would average gradients, and sum them in an unknown order."""
+    """Wrapper that does not change dense parameters. DDP would average gradients, and sum them in an unknown order."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         pass

@@ -201,7 +201,7 @@ class ShardedState:
     ) -> None:
         """Load rows, state, dense tensors and the number of completed steps from a checkpoint. Collective.
 
-        Each rank reads the rows and columns that it holds, for any plan that the checkpoint was written with.
+        Each rank reads the rows and columns that it holds, whatever plan the checkpoint was written with.
 
         Args:
             checkpoint: the checkpoint to read.
@@ -306,7 +306,7 @@ class ShardedState:
     def _optimizer_tensors(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Return the state tensors of a dense optimizer, named OPTIMIZER + parameter + "/" + state.
 
-        Hyperparameters are left out: a resumed job takes them from its spec.
+        Hyperparameters are left out, because a resumed job takes them from its spec.
         """
         names = {id(parameter): name for name, parameter in self.dense_parameters()}
         tensors: dict[str, Tensor] = {}
@@ -331,7 +331,7 @@ def _row_ranges(
 ) -> Iterator[tuple[slice, int, int, Tensor | None, Tensor | None]]:
     """Yield the ranges of checkpoint rows to read for a piece, chunk by chunk.
 
-    Each is (rows of the piece to write, first row of the checkpoint, number of rows, taken, into). ``taken`` and
+    Each range is (rows of the piece to write, first row of the checkpoint, number of rows, taken, into). ``taken`` and
     ``into`` are None if all read rows are written in order. Else row ``taken[i]`` of the read rows is written to row
     ``into[i]`` of the piece.
     """

@@ -116,7 +116,7 @@ class Evaluator:
         """Return the job's figures of the whole split on rank 0, {} on other ranks; a figure without a value is None.
 
         If the job calibrates its outputs, figures of calibrated probabilities are included: validation rows must then
-        be evaluated before test rows. ``sample_users``: number of users to rank, approximately; None: all.
+        be evaluated before test rows. ``sample_users``: number of users to rank, approximately; None: all users.
         """
         rows = None if self._sequence else self._rows(split)
         measured = (
@@ -195,7 +195,7 @@ class Evaluator:
         return figures
 
     def _of_task(self, task: _Measured, columns: Columns | None, *, is_whole: bool) -> dict[str, Any]:
-        """Return the figures of one label, from the rows that have it; {} without columns.
+        """Return the figures of one label, from the rows that have this label; {} without columns.
 
         ``is_whole``: True if ``columns`` has all ranks' rows, False if it has this rank's.
         """
@@ -325,13 +325,13 @@ class Evaluator:
     # --- frequency buckets -------------------------------------------------------------------------------------------
 
     def _counts(self) -> npt.NDArray[np.int64]:
-        """Return the number of training occurrences of each row of the item table; 0 for its special rows."""
+        """Return, for each row in the item table, the number of training occurrences; 0 for special rows."""
         counts = np.array(self.data.row_counts(next(key.table for key in self.data.keys if key.name == "item")))
         counts[:NUM_SPECIAL_ROWS] = 0
         return counts
 
     def _norms(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8], npt.NDArray[np.float64]]:
-        """Return (occurrences and bucket of each row of the item table; sum of the vectors' norms by bucket).
+        """Return (occurrences and bucket of each row in the item table; sum of the vectors' norms by bucket).
 
         The vectors are as the model reads them. Each rank reads its share of the rows.
         """

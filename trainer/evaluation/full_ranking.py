@@ -66,7 +66,7 @@ class HeldOut:
     """Relevant items and excluded candidates for this rank's share of a split's users.
 
     ``known``: table -> flags of the rows that count, bool [rows]; users and items with other rows are left out.
-    ``max_users``: most users of all ranks together, chosen evenly; None: all users.
+    ``max_users``: most users on all ranks together, chosen evenly; None: all users.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class HeldOut:
     def relevant_of(self, first: int, last: int) -> tuple[Int64s, Int64s, Int64s]:
         """Return (user's index minus ``first``, candidate position, number of the pair) of relevant items.
 
-        They are the relevant items of the users [first, last).
+        The result has the relevant items of the users [first, last).
         """
         begin, end = np.searchsorted(self.relevant, (first * len(self.items), last * len(self.items)))
         return *self._cut(self.relevant, first, last), self.numbers[begin:end]
@@ -297,7 +297,7 @@ def ranks_of_relevant(
 
 
 def _num_below(rows: Tensor, goal: Tensor) -> Int64s:
-    """Return for each row of ``rows`` [n, m] the number of entries below its ``goal`` [n]."""
+    """Return for each row of ``rows`` [n, m] the number of entries below the row's ``goal`` [n]."""
     if rows.device.type != "cpu":
         return (rows < goal[:, None]).sum(1).cpu().numpy()
     # torch's sum of booleans takes eight times as long on a CPU.

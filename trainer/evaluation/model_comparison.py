@@ -54,7 +54,7 @@ def differences(
     job: JobSpec, dataset: DatasetSpec, data: PreparedData, sharded: ShardedModel, dynamic_rows: DynamicRows,
     evaluator: Evaluator, served: Checkpoint, *, is_start: bool,
 ) -> tuple[ModelDifference, ...]:  # fmt: skip
-    """Return the differences between a trained model and the served one on rank 0, () elsewhere. Collective.
+    """Return the differences between a trained model and the served model on rank 0, () elsewhere. Collective.
 
     ``sharded`` and ``dynamic_rows`` hold the served model, or undefined values, after the call. ``served`` is the last
     checkpoint of the served version's job. ``is_start``: True if the job started from this checkpoint; the prepared

@@ -1,7 +1,7 @@
 """Figures of held-out rows that have one score each.
 
 Rank 0 computes them from all ranks' rows, gathered; or, if there are too many rows, from their counts in pieces
-(:mod:`trainer.metrics.streaming`). Both give the same figures.
+(:mod:`trainer.metrics.streaming`). Both ways give the same figures.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def gathered(names: Sequence[str], rows: Rows) -> Figures:
 
 
 def intervals(metrics: Sequence[str], rows: Rows, asked: Intervals, seed: int) -> dict[str, tuple[float, float]]:
-    """Return {name: (low, high)}, bootstrap intervals of the metrics that have one; ``rows``: all ranks' rows."""
+    """Return {name: (low, high)}, bootstrap intervals of metrics that have an interval; ``rows``: all ranks' rows."""
     if rows.any_nan:
         return {}
     resampled = {name: one for name in metrics if (one := METRICS[name].resampled(rows)) is not None}

@@ -1,7 +1,7 @@
 """Progressive validation: each batch is scored before it is trained on, and windows of scored rows have metrics.
 
 On a stream, where each row is seen once, no row has to be held out (Blum, Kalai and Langford, Beating the hold-out,
-COLT 1999). A score is the one that the model would have served: ids without a row read the row of unknown ids, and
+COLT 1999). Each score is that which the model would have served: ids without a row read the row of unknown ids, and
 there is no dropout or swapping.
 """
 

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 MATCHED_AUC = "matched_auc"
 """Name of the metric: share of the drawn items that score below a user's positive; ties count half.
 
-The items are drawn from other users' held-out positives, in proportion to how often they are positives, so ranking by
-popularity alone has .5.
+The items are drawn from other users' held-out positives, in proportion to how often they are positives, so a ranking
+only by popularity has .5.
 """
 TOP = 20
 NDCG = f"ndcg_{TOP}_full"
@@ -76,15 +76,15 @@ REDRAWS = 4
 ROWS_AT_ONCE = 1 << 12
 """Rows whose drawn items are scored at a time."""
 SLICE_VALUES = 10
-"""Most slices by a column of ids: its most frequent values have one each."""
+"""Most slices by a column of ids: each of its most frequent values has a slice."""
 LEVEL = 0.95
-"""Level of confidence intervals: of all rows, and of all slices jointly (Bonferroni)."""
+"""Level of confidence intervals: for all rows, and for all slices jointly (Bonferroni)."""
 
 Float64s = npt.NDArray[np.float64]
 
 
 class Ndcg(NamedTuple):
-    """NDCG of each user of each split, or of each example.
+    """NDCG of each user in each split, or of each example.
 
     ``users`` and ``values``: [n]. ``popularity``: mean NDCG of a ranking by the items' numbers of training rows.
     """
@@ -319,7 +319,7 @@ class _Labelled(Scorer):
 
 
 class _Ranked(Scorer):
-    """Base of scorers of users' positives against drawn items of other users' positives, the same for both models."""
+    """Base of scorers that rank a user's positives against items drawn from other users', alike for both models."""
 
     def prepare(self) -> None:
         users = self.users()

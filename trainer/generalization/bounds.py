@@ -1,7 +1,7 @@
 """Bounds on the generalization gap: by Rademacher complexity and PAC-Bayes (Mądry's lecture, sections 3 and 4).
 
-Both ask for a loss in [0, 1]. It is the probability that a model gives to the wrong label, 1 - e^(-l) of a log loss l:
-half of 1 - sigma f with f = 2 p - 1 in [-1, 1] and the label as a sign sigma.
+Both bounds ask for a loss in [0, 1]. This loss is the probability that a model gives to the wrong label, 1 - e^(-l) of
+a log loss l: half of 1 - sigma f with f = 2 p - 1 in [-1, 1] and the label as a sign sigma.
 
 A third bound is by derivatives of the cross-entropy of linear models (Wei, Kakade and Ma 2020, theorem 4.1):
 
@@ -205,7 +205,7 @@ def linear_bound(
 
 
 def norm_of(layer: nn.Linear) -> float:
-    """Return A, the norm of the weights, of a layer with one output. Its bias counts as the weight of an input of 1."""
+    """Return A, the norm of the weights, of a layer with one output. The bias counts as the weight of an input of 1."""
     squares = layer.weight.detach().double().square().sum()
     if layer.bias is not None:
         squares = squares + layer.bias.detach().double().square().sum()

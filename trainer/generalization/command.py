@@ -1,8 +1,8 @@
 """``evenkeel generalization SPEC.yaml``: trainings that show how a job's model generalizes, and their report.
 
-``python -m trainer.generalization.command SPEC.yaml|RUN_DIR [--out D] [--seeds N] [--workers N]``. It trains the job,
-the job on permuted labels, on fair coins as labels, and on rows of which a few have another label. The same command
-continues a report that was stopped.
+``python -m trainer.generalization.command SPEC.yaml|RUN_DIR [--out D] [--seeds N] [--workers N]``. The command trains
+the job, the job on permuted labels, on fair coins as labels, and on rows of which a few have another label. The same
+command continues a report that was stopped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        0: every training succeeded and every claim holds; 1: one did not, or bad arguments; 130: interrupted.
+        0: every training succeeded and every claim holds; 1: a training failed, a claim does not hold, or the arguments
+        are bad; 130: interrupted.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(arguments)

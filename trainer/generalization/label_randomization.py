@@ -148,7 +148,7 @@ def write_labels(dataset: DatasetSpec, path: Path, relabel: Callable[[pa.Chunked
 
 
 def write_table(table: pa.Table, path: Path, **options: Any) -> None:
-    """Write a table; ``options`` of :func:`pyarrow.parquet.write_table`."""
+    """Write a table; ``options`` are those of :func:`pyarrow.parquet.write_table`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with appearing(path, durable=False) as temporary:
         pq.write_table(table, temporary, **options)

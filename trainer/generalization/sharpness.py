@@ -56,7 +56,7 @@ def noise_rise(
 ) -> float:
     """Return the mean of L(theta + z) - L(theta) over draws of z ~ N(0, sigma^2), or sigma s N(0, 1) with a scale.
 
-    ``scale`` is s. Each draw is used with both signs, so that terms linear in z cancel.
+    ``scale`` is s. Each draw of z is used with both signs, so that terms linear in z cancel.
     """
     generator = torch.Generator().manual_seed(0)
     before, rises = point.value(), []
@@ -72,10 +72,10 @@ def noise_rise(
 
 
 def top_eigenvalue(point: Point, *, scale: Sequence[Tensor] | None = None, num_steps: int = NUM_STEPS) -> float:
-    """Return the largest eigenvalue of the Hessian of ``point``, or of D H D (see the module).
+    """Return the largest eigenvalue of the Hessian at ``point``, or of D H D (see the module).
 
-    It takes ``num_steps`` Lanczos steps with full reorthogonalisation, each with a Hessian-vector product, or fewer if
-    the space is exhausted. The result is a lower bound that is tight after a few dozen steps.
+    The function takes ``num_steps`` Lanczos steps with full reorthogonalisation, each with a Hessian-vector product, or
+    fewer if the space is exhausted. The result is a lower bound that is tight after a few dozen steps.
     """
     product = point.hessian_products()
     sizes = [leaf.shape for leaf in point.leaves]

@@ -35,8 +35,8 @@ EVALUATED_AT_ONCE = 8192
 class SampledRows(nn.Module):
     """Stand-in for a model's embeddings: rows of a sample as parameters that can be differentiated twice.
 
-    It has only the rows of every table that ``features`` look up: ``rows[table]`` [u, dim] of table rows ``ids[table]``
-    [u], ascending. Other ids must not be looked up. Calls have the same inputs and outputs as
+    The sample has only the rows of every table that ``features`` look up: ``rows[table]`` [u, dim] of table rows
+    ``ids[table]`` [u], ascending. Other ids must not be looked up. Calls have the same inputs and outputs as
     :class:`trainer.distributed.materialize.ReadTables`.
     """
 
@@ -201,7 +201,7 @@ class Subject:
 def is_labelled(job: JobSpec, data: PreparedData) -> bool:
     """Return True if held-out rows have the same kind of loss as training rows.
 
-    That is not so for losses of pairs, of sequences, or over other items of a batch.
+    The result is False for losses of pairs, of sequences, or over other items in a batch.
     """
     return not data.is_bpr and data.sequence is None and job.model.loss != "sampled_softmax"
 
@@ -242,8 +242,8 @@ def _in_float64(batch: Batch) -> Batch:
 def keep(path: Path, subject: Subject) -> None:
     """Write, as an npz file, the arrays that :mod:`trainer.generalization.sections` compares.
 
-    They are ``losses`` of the test split, ``train_labels``, and the parameters of the sample, float32, as ``dense`` and
-    ``rows``.
+    The arrays are ``losses`` of the test split, ``train_labels``, and the parameters of the sample, float32, as
+    ``dense`` and ``rows``.
     """
     dense = [one for name, one in subject.point.parameters.items() if not name.startswith("rows of ")]
     rows = [one for name, one in subject.point.parameters.items() if name.startswith("rows of ")]

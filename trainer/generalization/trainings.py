@@ -23,8 +23,8 @@ _KNOWN_IDS = "the report compares rows of known ids: leave capacity out"
 class Training(NamedTuple):
     """A training of a report.
 
-    ``kind``: one of ORIGINAL, PERMUTED, COINS, NEIGHBOURS. ``label``: the job's, in the report. ``changed``: number of
-    rows with another label, of NEIGHBOURS. ``measured_by``: a name of MEASURES, or empty.
+    ``kind``: one of ORIGINAL, PERMUTED, COINS, NEIGHBOURS. ``label``: the job's name in the report. ``changed``: number
+    of rows with another label, of NEIGHBOURS. ``measured_by``: a name of MEASURES, or empty.
     """
 
     kind: str
@@ -90,7 +90,7 @@ def plan(
 def comparable(dataset: DatasetSpec, job: JobSpec) -> JobSpec:
     """Return a user's job changed for the report: from initial values, on one rank, unpublished.
 
-    It is evaluated on its training rows too.
+    The job is evaluated on its training rows too.
 
     Raises:
         SpecError: The job's tables grow, or its rows have several labels or weights.

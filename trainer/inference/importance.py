@@ -3,9 +3,9 @@
 ``python -m trainer.inference.importance RUN_DIR ROWS.parquet [--metric auc] [--rows 100000] [--repeats 5]``.
 
 Permutation importance (Breiman, Random Forests, 2001; for any model: Fisher, Rudin and Dominici 2019): the values of
-one feature are shuffled among rows at random, and its importance is how much the metric then gets worse. It measures
-how much this model uses the feature, not how much worse a model trained without it would be. If two features carry
-the same information, each alone looks unimportant. Use rows that the model was not trained on.
+one feature are shuffled among rows at random, and its importance is how much the metric then gets worse. Importance
+measures how much this model uses the feature, not how much worse a model trained without it would be. If two features
+carry the same information, each of them looks unimportant. Use rows that the model was not trained on.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def importance(
         seed: Seed of the shuffles.
 
     Returns:
-        The report that the command prints as JSON. Its ``features`` are ordered by how much worse the metric gets in
-        the mean (``loss``), with the sample standard deviation over the shuffles (``sd``).
+        The report that the command prints as JSON. Its field ``features`` is ordered by how much worse the metric gets
+        in the mean (``loss``), with the sample standard deviation over the shuffles (``sd``).
 
     Raises:
         SpecError: The directory is no run, or its model has no score for a row.

@@ -3,7 +3,8 @@
 ``python -m trainer.inference.predict RUN_DIR ROWS.parquet [--output O] [--columns a,b] [--checkpoint best|last|STEP]
 [--k 10]``. With ``--k``, or if the model reads sequences, each row is a user, and the output is the user's best items.
 
-It runs in this process, on the CPU, without Ray and without a process group, whatever machines wrote the checkpoint.
+The command runs in this process, on the CPU, without Ray and without a process group, whatever machines wrote the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Predictor(RowScorer):
     def _open(self, which: str) -> ReadTables:
         """Open the rows of the checkpoint.
 
-        A run that still trains may remove the checkpoint while it is read; a newer one is then opened.
+        A run that still trains may remove the checkpoint while it is read; a newer checkpoint is then opened.
         """
         for left in reversed(range(_TRIES)):
             self.checkpoint, self.notes = pick(self.run, which)
@@ -353,7 +354,7 @@ def run_of(run_dir: Path | str) -> Run:
 def default_output(source: Source) -> Path:
     """Return the default output: the file ROWS.scores.parquet, or the directory ROWS.scores for a directory.
 
-    It is in the same directory as the rows, or in the working directory if the rows are in object storage.
+    The file is in the same directory as the rows, or in the working directory if the rows are in object storage.
     """
     remote = is_object(source.uri)
     root = Path(source.uri.rstrip("/").rpartition("/")[2]) if remote else local_path(source.uri).resolve()

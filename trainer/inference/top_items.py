@@ -41,8 +41,8 @@ class TopItems:
         Args:
             queries: [b, dim].
             had: table rows of the items that each user had; they are left out.
-            known: mask of the users to answer, bool [b]; the others get empty lists. None: all users who had a known
-                item.
+            known: mask of the users to answer, bool [b]; the others get empty lists. None: all users who had an item
+                that is known.
             offsets: terms that are added to all scores of a user [b]; None: none.
         """
         found = BestSoFar(len(queries), self.k)

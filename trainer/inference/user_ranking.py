@@ -43,7 +43,7 @@ class UserRanking:
         k: largest number of items for a user.
 
     Raises:
-        DataError: the model's items are known by hashes alone.
+        DataError: only hashes of the model's items are known.
     """
 
     def __init__(self, predictor: Predictor, k: int):
@@ -176,7 +176,7 @@ class UserRanking:
 def _is_known(coded: EncodedRows, encoder: RowEncoder | None = None) -> npt.NDArray[np.bool_]:
     """Return a mask of the rows with an id that training knows, or with a number or vector, bool [b].
 
-    If an encoder is given, only its vectors count, if they are not zero: numbers alone do not identify an item.
+    If an encoder is given, only its vectors count, if they are not zero: numbers do not identify an item.
     """
     known = np.zeros(coded.num_rows, dtype=bool)
     for rows in coded.rows.values():

@@ -52,7 +52,7 @@ from trainer.training.progress import Reporter
 
 @dataclass(frozen=True)
 class Start:
-    """Checkpoint that an attempt starts from: ``own`` of this run, else the ``parent`` of a warm start, else None."""
+    """Checkpoint that an attempt starts from: the run's ``own``, else a warm start's ``parent``, else None."""
 
     own: Checkpoint | None
     parent: Checkpoint | None
@@ -109,8 +109,8 @@ class Attempt:
     def compare(self, trainer: Trainer) -> None:
         """Compare the trained model with the served version's model, if the job has a gate. Collective.
 
-        The result is an event. If an earlier attempt has reported one, nothing happens. Afterwards this model holds the
-        served version's parameters, so training cannot continue.
+        The result is an event. If an earlier attempt has reported a comparison, nothing happens. Afterwards this model
+        holds the served version's parameters, so training cannot continue.
         """
         publish, version = self.job.publish, self.run.parent_version
         if publish is None or publish.gate.mode == "off" or self._is_compared():
@@ -310,7 +310,7 @@ class Attempt:
 def _agreed(run: Run, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
     """Return on every rank the checkpoint that ``find`` returns on rank 0. Collective; errors are raised on all ranks.
 
-    So all ranks start from the same checkpoint, even if a newer one is written meanwhile.
+    So all ranks start from the same checkpoint, even if a newer checkpoint is written meanwhile.
     """
     answer: list[Any] = [None, None, None]
     if dist.get_rank() == 0:

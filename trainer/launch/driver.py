@@ -1,6 +1,6 @@
 """The driver of one attempt: it prepares data, starts ranks, publishes, and always records exactly one final state.
 
-The driver owns the run directory. Its caller passes the function that starts the ranks (trainer.launch.on_ray,
+The driver owns the run directory. The driver's caller passes the function that starts the ranks (trainer.launch.on_ray,
 trainer.launch.on_host), so the driver is the same with and without Ray.
 """
 
@@ -123,7 +123,7 @@ class _Attempt:
     tell: openlineage.Tell
     interruptible: bool
     publication: dict[str, Any] | None = None
-    """Fields of this attempt's publication event, if there was one."""
+    """Fields of this attempt's publication event, if there was such an event."""
     failure: str | None = None
 
     def __init__(self, run: Run, events: EventWriter, tell: openlineage.Tell, hosts: Hosts | None = None):

@@ -104,12 +104,12 @@ def _hosts(run: Run) -> Hosts | None:
 
 
 def _take_up(directory: Path) -> None:
-    """Fetch run.json from the service if the environment names one, and check that it names the expected attempt.
+    """Fetch run.json from the service if the environment names a service, and check that it names the expected attempt.
 
     A cluster may start an attempt long after it was submitted.
 
     Raises:
-        LeaseLostError: another attempt has replaced the expected one.
+        LeaseLostError: another attempt has replaced the expected attempt.
     """
     if REPORT_URL_VARIABLE in os.environ:
         fetch_run(directory, os.environ[REPORT_URL_VARIABLE], os.environ[REPORT_TOKEN_VARIABLE])

@@ -1,10 +1,10 @@
 """``python -m trainer.launch.fork_server``: imports the modules of a run, then forks a run for each request.
 
-Its owner is trainer.runs.warm_pool. It has no threads and runs nothing itself, so a fork copies nothing of an earlier
-run.
+Its owner is trainer.runs.warm_pool. The fork server has no threads and runs nothing itself, so a fork copies nothing of
+an earlier run.
 
-A forked run is like a run started by a command: it has its own session, log and marker, and survives its parent. This
-process ends when its owner has ended, or after an hour without requests.
+A forked run is like a run started by a command: it has its own session, log and marker, and survives its parent. The
+fork server ends when its owner has ended, or after an hour without requests.
 """
 
 from __future__ import annotations

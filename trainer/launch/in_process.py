@@ -1,8 +1,8 @@
 """``evenkeel train SPEC.yaml``: a run in this process, without service and without Ray.
 
 ``python -m trainer.launch.in_process SPEC.yaml [--run-dir D] [--store S] [--set path=value ...]``. The file holds a
-dataset and a job. One worker trains inside this process, several in spawned ones. The same command with the same
-``--run-dir`` resumes the run.
+dataset and a job. A single worker trains inside this process, several workers in spawned processes. The same command
+with the same ``--run-dir`` resumes the run.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def train(
 
     ``run_dir``: folder of the run's files, whose run is resumed if it has begun; None: a new folder under
     EVENKEEL_HOME. ``store``: URL of the feature store; None: EVENKEEL_STORE_URL, else the store under EVENKEEL_HOME.
-    ``init``: run directory or checkpoints to warm-start from; None: the ones that ``init_from`` names
+    ``init``: run directory or checkpoints to warm-start from; None: those that ``init_from`` names
     (trainer.runs.parents).
 
-    Sinks of the job are brought up to date here: no service does it.
+    Sinks of the job are brought up to date here, because no service does it.
 
     Raises:
         RunBusyError: another process works in ``run_dir``.
@@ -135,7 +135,7 @@ def _sinks_of(job: JobSpec) -> list[ConfiguredSink]:
     """Return the sinks that the job names.
 
     Raises:
-        SinkError: EVENKEEL_SINKS lacks one, or its file is invalid.
+        SinkError: EVENKEEL_SINKS lacks a sink of the job, or its file is invalid.
     """
     named = () if job.publish is None else job.publish.sinks or ()
     configured = read_sinks(os.environ.get(SINKS_VARIABLE)) if named else {}

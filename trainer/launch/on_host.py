@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NICENESS_VARIABLE = "EVENKEEL_RANK_NICENESS"
 DEFAULT_NICENESS = 0
-"""Niceness of a service's ranks. With a higher one, other programs starve them (docs/reports/control_plane.md)."""
+"""Niceness of a service's ranks. If it is higher, other programs starve the ranks (docs/reports/control_plane.md)."""
 KILLED_FIRST = "1000"
 """A rank's oom_score_adj: the kernel's out-of-memory killer takes ranks before the service and other processes."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -118,7 +118,7 @@ def single_rank_group(backend: str = "gloo") -> Iterator[None]:
 def _rank(
     rank: int, world_size: int, backend: str, directory: str, store: str, begin: Semaphore, niceness: int | None
 ) -> None:
-    """Run a rank in its own process, which dies with its parent. It ignores Ctrl-C, which the parent handles."""
+    """Run a rank in its own process, which dies with its parent, and ignores Ctrl-C, which the parent handles."""
     parent = multiprocessing.parent_process()
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

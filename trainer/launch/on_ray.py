@@ -1,4 +1,4 @@
-"""Ranks on an existing Ray cluster. They use gloo, and NCCL if they have GPUs.
+"""Ranks on an existing Ray cluster. The ranks use gloo, and NCCL if they have GPUs.
 
 Never call ``ray.init`` without an address: it joins any cluster that a stale file names. Never call ``ray stop``: it
 ends every Ray process on the host.

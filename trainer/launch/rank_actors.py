@@ -129,7 +129,8 @@ def _speak_into(path: Path) -> None:
 def rank_environments(seats: Sequence[Seat]) -> list[RankEnvironment]:
     """Return the environment of each actor: ranks of a host are consecutive, in the order of their GPUs.
 
-    Rank 0 is on the host of the first seat. It is the first seat itself, unless another seat there has an earlier GPU.
+    Rank 0 is on the host of the first seat. Rank 0 has the first seat itself, unless another seat there has an earlier
+    GPU.
     """
     hosts: dict[str, list[int]] = {}
     for actor, seat in enumerate(seats):

@@ -42,7 +42,7 @@ class HostsOfCluster:
 
     @contextlib.contextmanager
     def runner(self, setting: Setting, log: Callable[[str], Any]) -> Iterator[RayRunner | None]:
-        """Yield the runner of tasks on the nodes; None if this host's threads alone are as fast (:data:`COST`).
+        """Yield the runner of tasks on the nodes; None if just this host's threads are as fast (:data:`COST`).
 
         Raises:
             ResourceError: the cluster cannot be reached.
@@ -99,7 +99,7 @@ class HostsOfCluster:
 
 
 class RayRunner:
-    """Runner of tasks on nodes, at most one at a time in each slot."""
+    """Runner of tasks on nodes. A slot runs at most one task at a time."""
 
     def __init__(self, run: Run, setting: Setting, slots: Sequence[str], log: Callable[[str], Any]):
         import ray
@@ -200,7 +200,7 @@ def _probe(setting: Setting) -> str | None:
 
 
 def _perform(setting: Setting, task: Task, run_id: str) -> Exception | None:
-    """Perform a task on this node; return the error that the driver is to raise, None without one."""
+    """Perform a task on this node; return the error that the driver is to raise, None without an error."""
     import pyarrow as pa
 
     pa.set_cpu_count(setting.threads)

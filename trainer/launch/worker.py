@@ -33,8 +33,8 @@ def train_rank(directory: str, gpus: Sequence[str] = ()) -> None:
     The caller must have initialized the process group, and set LOCAL_RANK in the environment. ``gpus``: names of the
     GPUs that Ray assigned to this rank.
 
-    It returns after the last epoch, or, if the rank was asked to stop, after a checkpoint; the run's cancel file then
-    has the reason. Any other end is an exception, which is also recorded in the run directory for the driver.
+    The function returns after the last epoch, or, if the rank was asked to stop, after a checkpoint; the run's cancel
+    file then has the reason. Any other end is an exception, which is also recorded in the run directory for the driver.
     """
     quiet()
     run = read_run(directory).with_workers(dist.get_world_size())
@@ -79,7 +79,7 @@ def use_device(job: JobSpec, gpus: Sequence[str] = ()) -> torch.device:
     """Return the device of this rank, and make it torch's current device.
 
     Raises:
-        ResourceError: the rank needs a GPU, and there is no usable one.
+        ResourceError: the rank needs a GPU, and no GPU is usable.
     """
     gpus_per_worker = job.resources.gpus_per_worker
     try:

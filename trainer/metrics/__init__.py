@@ -1,4 +1,4 @@
-"""Evaluation metrics in numpy, one kind per file; each docstring gives the formula and the paper."""
+"""Evaluation metrics in numpy, one kind of metric per file; each docstring gives the formula and the paper."""
 
 from trainer.metrics.calibration import calibration_curve, ece
 from trainer.metrics.classification import auc, gauc, logloss, normalized_entropy

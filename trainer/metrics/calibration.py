@@ -25,7 +25,7 @@ class Curve(NamedTuple):
 
 
 class _Bins:
-    """Base of binnings: for each of b bins, sums of rows, of predictions and of positives, float64 [3, b]."""
+    """Base of binnings: for each of b bins, sums of rows, predictions and positives, float64 [3, b]."""
 
     def __init__(self, num_bins: int = NUM_BINS):
         self._sums = np.zeros((3, num_bins))

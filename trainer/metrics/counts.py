@@ -1,4 +1,4 @@
-"""Rows of a split with 0/1 labels, counted by score: all that AUC, logloss and calibration need of them.
+"""Rows of a split with 0/1 labels, counted by score. AUC, logloss and calibration need only these counts.
 
 Counts of parts of a split add up, so that the same figures come out of one array, of pieces in ascending order
 (:mod:`trainer.metrics.streaming`), and of rows with multiplicities (:mod:`trainer.metrics.intervals`).

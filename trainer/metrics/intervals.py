@@ -37,7 +37,7 @@ def bootstrap(
 
 
 def percentiles(values: npt.NDArray[np.floating], level: float) -> tuple[float, float]:
-    """Return (low, high), between which the middle share ``level`` of [r] values lies; NaN values are left out."""
+    """Return (low, high), between which the middle share ``level`` of the values [r] lies; NaN values are left out."""
     values = values[~np.isnan(values)]
     if not len(values):
         return float("nan"), float("nan")

@@ -1,7 +1,7 @@
 """Differences in metrics of two models on the same rows, with confidence intervals. Torch-free.
 
-Each difference has the influence of every row on it. If rows are independent, the squared influences add up to its
-variance. Rows of one user are not independent: their influences are added up first.
+Each difference also holds the influence of every row on it. If rows are independent, the squared influences add up to
+its variance. Rows of one user are not independent: their influences are added up first.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class RowsMetric(Metric):
 
     @abstractmethod
     def streamed(self, rows: Rows, ranks: RankGroup) -> Any:
-        """Return the metric over all ranks' rows; ``rows`` are this rank's. Valid on rank 0 only. Collective."""
+        """Return the metric over all ranks' rows; ``rows`` are this rank's. Valid only on rank 0. Collective."""
 
 
 class Sums(Protocol):

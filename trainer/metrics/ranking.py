@@ -29,8 +29,8 @@ class Ranking(NamedTuple):
     Attributes:
         ranks: [m], ranks of the relevant items that were ranked, distinct for each user. NaN: unknown.
         users: [m], the user of each rank, in [0, u).
-        num_relevant: [u], number of relevant items of each user, at least 1. It includes relevant items that could not
-            be ranked, which count as not found.
+        num_relevant: [u], number of relevant items of each user, at least 1. The number includes relevant items that
+            could not be ranked, which count as not found.
     """
 
     ranks: Float64s

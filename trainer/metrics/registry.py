@@ -153,7 +153,7 @@ class Calibration(CountsMetric[ProbabilityBins]):
 
 
 class Ece(CountsMetric[ProbabilityBins]):
-    """:func:`ece` by bins of equal mass. It has no interval: resampling adds to its bias."""
+    """:func:`ece` by bins of equal mass. This metric has no interval, because resampling adds to its bias."""
 
     def sums(self, num_rows: int) -> ProbabilityBins:
         return ProbabilityBins(EqualMass(num_rows))

@@ -4,7 +4,7 @@ A float32 score becomes a 32-bit key of the same order, and a row becomes its ke
 its own rows. A histogram over the upper 16 bits of the keys, summed over ranks, cuts the range of scores into pieces of
 at most PIECE_ROWS rows. For one piece after another, rank 0 gets all ranks' rows, with equal rows counted, and merges
 them. A piece with a single value of the upper bits may have more rows, for example if all scores are alike, but at most
-2^17 different ones from each rank. So AUC, logloss and the calibration curve equal those of all rows in one array, to
+2^17 different scores from each rank. So AUC, logloss and the calibration curve equal those of all rows in one array, to
 the last bit or up to rounding.
 
 Memory of a rank: 8 bytes for each of its rows, and 1 MB for the histogram. Rank 0 also
@@ -138,8 +138,8 @@ def _on_rank_0(what: str, local: Int64s, group: dist.ProcessGroup) -> list[Int64
 def at_owners(what: str, columns: Int64s, keys: Int64s, group: dist.ProcessGroup) -> Int64s:
     """Exchange ``columns`` [c, n] so that each is on the rank ``key % world_size`` of its key. Collective.
 
-    ``keys``: int64 [n], at least 0. Returns the columns, from all ranks, whose keys this rank owns, [c, m]. Memory:
-    two copies of the given columns, and the returned ones.
+    ``keys``: int64 [n], at least 0. Returns the columns, from all ranks, whose keys this rank owns, [c, m]. Memory: two
+    copies of the given columns, and the returned columns.
     """
     world_size = dist.get_world_size(group)
     owner = keys % world_size

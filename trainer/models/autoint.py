@@ -34,7 +34,7 @@ class AutoInt(ClickModel):
 
     - rows: dim for each id
     - vectors of numeric features: n dim
-    - interacting layers: 4 dim k for the first, 4 k^2 for each further one
+    - interacting layers: 4 dim k for the first, 4 k^2 for each later layer
     - w: M k
     - MLP: L([M dim, *hidden, 1]); without MLP 1 for b
     """

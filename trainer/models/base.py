@@ -105,8 +105,8 @@ class Blocks:
 class RankingModel(nn.Module):
     """Base of all models: from pooled embedding rows to one score per sample (or one per sample and label).
 
-    ``embeddings`` maps a KeyedJaggedTensor to a KeyedTensor of pooled rows, one [b, dim] block per feature. It is built
-    on the meta device and replaced by its sharded form, so a model uses it only in :meth:`forward`.
+    ``embeddings`` maps a KeyedJaggedTensor to a KeyedTensor of pooled rows, one [b, dim] block per feature. The module
+    is built on the meta device and replaced by its sharded form, so a model uses it only in :meth:`forward`.
     """
 
     embeddings: nn.Module
@@ -185,7 +185,7 @@ class RankingModel(nn.Module):
         """Return the user's factor of the score, [b, d]; only the user's features in ``features`` are not empty.
 
         ``dense`` [b, n]: the batch's numbers without those of the item table, if the model reads any. Implemented by
-        models that rank all items for a user (``ranks_all_items`` of their spec).
+        models that rank all items for a user (their spec sets ``ranks_all_items``).
         """
         raise NotImplementedError
 

@@ -101,8 +101,8 @@ class FirstOrderTowerModel(FirstOrderModel):
 class NumericFields(nn.Module):
     """Numeric features as fields, each with a learned vector v_j: x [b, n] -> x_j v_j [b, n, dim].
 
-    Rendle, Factorization Machines, ICDM 2010, equation 1; Song et al., AutoInt, CIKM 2019, equation 4. It has n dim
-    parameters.
+    Rendle, Factorization Machines, ICDM 2010, equation 1; Song et al., AutoInt, CIKM 2019, equation 4. The layer has n
+    dim parameters.
     """
 
     def __init__(self, dim: int, inputs: ModelInputs):

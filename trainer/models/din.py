@@ -32,7 +32,7 @@ class DIN(ClickModel):
     vector. The tower has ReLU like the towers of other models. Mini-batch aware regularization (section 5.1) is not
     implemented; use AdamAR for rows of rare ids.
 
-    Number of parameters for F features of ids and n numeric ones. L(sizes) is the sum of (p + 1) q over neighbouring
+    Number of parameters for F id features and n numeric features. L(sizes) is the sum of (p + 1) q over neighbouring
     sizes p, q.
 
     - rows: dim for each id
@@ -91,8 +91,8 @@ class Dice(nn.Module):
     """PReLU whose turning point follows the data: f(s) = p s + (1 - p) alpha s for s [n, width].
 
     p = sigmoid((s - E[s]) / sqrt(Var[s] + eps)), equation 4. The moments are taken over all rows of the global batch in
-    training, and are running ones in evaluation (trainer.models.layers.batch_norm). alpha, one for each column, starts
-    from 0 and is learned; eps is 1e-8.
+    training, and are running moments in evaluation (trainer.models.layers.batch_norm). alpha, one for each column,
+    starts from 0 and is learned; eps is 1e-8.
     """
 
     def __init__(self, width: int, dtype: torch.dtype):

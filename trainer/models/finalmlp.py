@@ -30,7 +30,7 @@ class FinalMLP(ClickModel):
 
     o_sj being the j-th of ``fusion_heads`` equal parts of o_s. c_s is the concat of the vectors of the features that
     the gate reads (``first_gate``, ``second_gate``), or a learned vector if it reads none. All layers of MLP_s,
-    ``hidden`` and ``second_hidden`` (None: ``hidden``), are hidden ones.
+    ``hidden`` and ``second_hidden`` (None: ``hidden``), are hidden layers.
 
     Number of parameters for F fields and n numeric features, with D = F dim + n. L(sizes) is the sum of (a + 1) b over
     neighbouring sizes a, b.
@@ -79,7 +79,7 @@ class Gate(nn.Module):
     """Gate of a stream: vectors [b, F, d] -> 2 sigmoid(MLP(c)) in (0, 2).
 
     c is the concatenation of the vectors of the fields with the given numbers, and the output is [b, sizes[-1]].
-    Without fields c is a learned vector, and the output is [1, sizes[-1]].
+    If there are no fields, c is a learned vector, and the output is [1, sizes[-1]].
     """
 
     def __init__(self, fields: Sequence[int], dim: int, sizes: Sequence[int], dtype: torch.dtype):

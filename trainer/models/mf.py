@@ -1,7 +1,7 @@
-"""MF: matrix factorization, with biases or with products alone.
+"""MF: matrix factorization, with biases or only with products.
 
-With biases: Koren, Bell and Volinsky, Matrix Factorization Techniques for Recommender Systems, Computer 2009. Products
-alone: Mnih and Salakhutdinov, Probabilistic Matrix Factorization, NIPS 2007, to which Wu et al., Stochastic Shared
+With biases: Koren, Bell and Volinsky, Matrix Factorization Techniques for Recommender Systems, Computer 2009. Only
+products: Mnih and Salakhutdinov, Probabilistic Matrix Factorization, NIPS 2007, to which Wu et al., Stochastic Shared
 Embeddings, NeurIPS 2019, section 4.1, refer.
 """
 
@@ -31,7 +31,7 @@ class MF(RankingModel):
     Rows are [p_u | b_u] and [q_i | b_i]: both tables have ``dim + 1`` columns, the vector followed by the bias. ``mu``
     is the mean label of the training split (its log odds for ``bce``), a constant that checkpoints contain: a resumed
     job and a warm start keep it. There are no dense parameters. Without ``biases`` rows have ``dim + 1`` columns too,
-    but the last one is not read, and ``mu`` is 0.
+    but the last column is not read, and ``mu`` is 0.
 
     Number of parameters: (dim + 1) (users + items); without ``biases`` only dim (users + items) of them are read.
     """

@@ -36,8 +36,8 @@ class NextItemModel(RankingModel):
     """Base of sequence models; ``embeddings`` maps a KeyedJaggedTensor to {feature: JaggedTensor}, a row for each id.
 
     A batch (trainer.data.batches.sequence_batches) has lists of ``item``, ``item__target`` and ``item__negative``. In
-    evaluation ``item`` has the user's earlier items, and ``item__target`` the one item to predict. It is ranked among
-    the items of ``item__negative``, of which every sample has equally many.
+    evaluation ``item`` has the user's earlier items, and ``item__target`` the one item to predict. The target is ranked
+    among the items of ``item__negative``, of which every sample has equally many.
     """
 
     is_sequence = True
@@ -70,7 +70,7 @@ class NextItemModel(RankingModel):
         """Return the item vectors that queries are multiplied with [n, dim], from looked-up rows [n, ...]."""
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Return scores of the targets [b], one for each sample."""
+        """Return the score of each sample's target [b]."""
         rows = self.embeddings(features)
         return (self.queries(rows) * self.candidates(rows[TARGET].values())).sum(1)
 
@@ -94,7 +94,7 @@ class NextItemModel(RankingModel):
 
         Returns:
             (rank of the target among its negatives, share of the negatives that score below it, rank of the target
-            among all items except the user's earlier ones). Ranks count from 0, and ties count against the target. A
+            among all items except the user's earlier items). Ranks count from 0, and ties count against the target. A
             target without training rows is not found: inf, 0 and inf. Without a catalogue the last rank is NaN.
         """
         rows = self.embeddings(batch.features)

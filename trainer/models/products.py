@@ -66,8 +66,8 @@ class DLRM(ClickModel):
     out.
 
     The bottom MLP is [n, *hidden, dim], its last layer followed by ReLU too, as in the paper's code. Without numeric
-    features the logit depends on products of rows alone: rows that start from zeros get no gradient, and such a start
-    is refused.
+    features the logit depends only on products of rows: rows that start from zeros get no gradient, and such a start is
+    refused.
 
     Number of parameters for F fields and n numeric features. L(sizes) is the sum of (a + 1) b over neighbouring sizes
     a, b.

@@ -1,6 +1,6 @@
 """Losses of a target's score against the scores of items that all targets of a batch share, or of all items.
 
-A loss is a function of the score z of a target and the scores z_1 .. z_k of the shared items. It returns its
+A loss is a function of the score z of a target and the scores z_1 .. z_k of the shared items. A loss returns its
 derivatives too, so that scores are computed and used block by block: the matrix [targets, items] is never in memory.
 """
 
@@ -40,7 +40,8 @@ class RetrievalLoss(Protocol):
     def terms(self, target: Tensor, scores: Tensor) -> Terms:
         """Return the losses of target scores ``target`` [n] against the shared items' ``scores`` [n, k].
 
-        It overwrites ``scores`` (:class:`Terms`). A score of -inf is left out: that item is the target itself.
+        The function overwrites ``scores`` (:class:`Terms`). A score of -inf is left out, because that item is the
+        target itself.
         """
         ...
 
@@ -129,7 +130,7 @@ RETRIEVAL: Mapping[str, Callable[[Mapping[str, Any], int], RetrievalLoss]] = {
         settings["margin"], settings["negative_weight"]
     ),
 }
-"""Functions, keyed by the loss's name, that make a :class:`RetrievalLoss`. Their arguments are its settings, fields of
+"""Functions, keyed by the loss's name, that make a :class:`RetrievalLoss`. They take the loss's settings, fields of
 trainer.spec.losses.RetrievalSettings, and the number of items that can be drawn."""
 
 

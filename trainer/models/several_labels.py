@@ -102,7 +102,7 @@ def members(name: str, modules: Any) -> Iterator[str]:
 def label_towers(spec: SeveralLabelsSpec, inputs: ModelInputs, sizes: Sequence[int], *, first: int) -> nn.ModuleList:
     """Return a tower for each label, [b, sizes[0]] -> [b, 1].
 
-    ``first``: number of the first tower; initial weights depend on the number, so towers must have different ones.
+    ``first``: number of the first tower; initial weights depend on the number, so towers must have different numbers.
     """
     return nn.ModuleList(tower_of(spec, inputs, sizes, number=first + number) for number in range(len(inputs.tasks)))
 
@@ -117,7 +117,7 @@ def experts_of(spec: SeveralLabelsSpec, inputs: ModelInputs, width: int, count: 
 
 
 class SharedBottom(SeveralLabelsModel):
-    """z_t = Tower_t(f(x)), x all vectors and numbers side by side, f the layers of ``hidden``, all hidden ones.
+    """z_t = Tower_t(f(x)), x all vectors and numbers side by side, f the hidden layers of ``hidden``.
 
     Caruana, Multitask Learning, 1997, as Ma et al., MMoE, KDD 2018, figure 1a and equation 1, draw it.
 
@@ -146,7 +146,7 @@ class MMoE(SeveralLabelsModel):
     """z_t = Tower_t(sum_i softmax(W_t x)_i f_i(x)), equations 5 to 7, x all vectors and numbers side by side.
 
     Ma et al., Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts, KDD 2018. f_i are
-    ``experts`` of ``hidden`` layers, all hidden ones.
+    ``experts`` of ``hidden`` layers, all of them hidden layers.
 
     Number of parameters for F fields, n numeric features and T labels, with D = F dim + n. L(sizes) is the sum of
     (a + 1) b over neighbouring sizes a, b.
@@ -184,7 +184,7 @@ class PLE(SeveralLabelsModel):
     Multi-Task Learning (MTL) Model for Personalized Recommendations, RecSys 2020.
 
     Number of parameters for T labels, e = ``label_experts`` and s = ``shared_experts``. D_l is the number of inputs of
-    level l: F dim + n for the first level, hidden[-1] for later ones. L(sizes) is the sum of (a + 1) b over
+    level l: F dim + n for the first level, hidden[-1] for later levels. L(sizes) is the sum of (a + 1) b over
     neighbouring sizes a, b.
 
     - rows: dim for each id
@@ -219,7 +219,7 @@ class PLE(SeveralLabelsModel):
 
 
 class Level(nn.Module):
-    """A level of PLE: (g_t of each label, g_shared), each [b, m] -> the same of this level, each [b, hidden[-1]].
+    """A level of PLE: (g_t of each label, g_shared), each [b, m] -> the next (g_t, g_shared), each [b, hidden[-1]].
 
     The last level has no gate for g_shared, and returns it unchanged.
     """

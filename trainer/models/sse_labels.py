@@ -5,7 +5,7 @@ embeddings of a sample. The output depends on the model:
 
 * a class (dnn, two_tower: ``targets`` is empty): its embedding is a fixed one-hot vector, and SSE-SE over two classes
   flips the label with probability p_y, in expectation label smoothing;
-* ids of a table (bpr: the item that the user had, and the one that was drawn): they are swapped as input ids are, by
+* ids of a table (bpr: the item that the user had, and the item that was drawn): they are swapped as input ids are, by
   the draws of their own features.
 
 Only training has swapped labels, so its loss is that of the SSE objective (equation 2); metrics use true labels.

@@ -33,7 +33,7 @@ class Wukong(ClickModel):
 
     Number of parameters for F fields (with that vector), a = ``fm_vectors``, c = ``linear_vectors``, k = ``fm_rank``.
     L(sizes) is the sum of (p + 1) q over neighbouring sizes p, q. m, the number of vectors that a layer reads, is F for
-    the first layer, a + c for later ones.
+    the first layer, a + c for later layers.
 
     - rows: dim for each id
     - MLP of the numeric features: L([n, *hidden, d])

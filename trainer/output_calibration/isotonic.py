@@ -62,7 +62,7 @@ def pool_adjacent_violators(
     Information, Annals of Mathematical Statistics 1955.
 
     Args:
-        values: [n], at least one.
+        values: [n], n >= 1.
         weights: [n], above 0.
 
     Returns:

@@ -48,8 +48,8 @@ Floats = npt.NDArray[np.float32]
 def write_targets(run: Run, data: PreparedData, parent: Checkpoint | None) -> str:
     """Write ANCHOR_FILE into the data folder of a run with an anchor, unless it exists; return a message for the log.
 
-    The file is a float32 array [num_rows, dim] of targets, zeros for rows without one. ``parent``: the checkpoint of
-    the run's warm start, if any.
+    The file is a float32 array [num_rows, dim] of targets, zeros for rows without a target. ``parent``: the checkpoint
+    of the run's warm start, if any.
 
     Raises:
         StoreError: the version cannot be read.

@@ -1,9 +1,9 @@
 """Frozen context (``publish.frozen_context``): items are trained against the parent's parameters, which stay constant.
 
 If scores are products of item and context vectors, two trainings differ by a rotation, and by more (docs/adr/0039),
-because items and context adapt to each other. If the parent's context is frozen, the loss alone determines the item
-vectors, in the parent's basis. (Di Carlo, Bianchi and Palmonari, Training temporal word embeddings with a compass,
-AAAI 2019.) The context depends on the model:
+because items and context adapt to each other. If the parent's context is frozen, the loss determines the item vectors,
+in the parent's basis. (Di Carlo, Bianchi and Palmonari, Training temporal word embeddings with a compass, AAAI 2019.)
+The context depends on the model:
 
 ======================  ==================================================================
 bpr, mf                 rows of users, their bias included

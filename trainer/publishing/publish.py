@@ -53,7 +53,7 @@ def publish(run: Run) -> dict[str, Any]:
     when the job started.
 
     Raises:
-        CheckpointError: there is no valid checkpoint, or the newest valid one is not from the end of training.
+        CheckpointError: there is no valid checkpoint, or the newest valid checkpoint is not from the end of training.
         LeaseLostError: another attempt holds the run's lease; nothing is published.
     """
     spec = run.job.publish
@@ -199,9 +199,9 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     The vector is the row with its idle momentum but without pending decay, which never changes a row's direction. The
     norm is that of the row as the model reads it, decay included; so is the bias, if the job publishes users. An id has
     evidence if this job has updated its row, the id occurs in the job's examples, and the norm is above NORM_FLOOR.
-    (SSE also updates rows at random, for examples of other items.) The refresh stage serves ids without evidence as
-    before, or not at all. The vectors are in an unnamed file of the run directory, which is freed with them, so memory
-    holds one piece of the table at a time.
+    (SSE also updates rows at random, for examples of other items.) Ids without evidence are served by the refresh stage
+    as before, or not at all. The vectors are in an unnamed file of the run directory, which is freed with them, so
+    memory holds one piece of the table at a time.
     """
     assert run.job.publish is not None
     data = PreparedData.open(run.data)

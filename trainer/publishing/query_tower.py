@@ -48,7 +48,7 @@ _EXAMPLE_ROWS, _EXAMPLE_IDS = 3, 5
 def query_tower(run: Run, checkpoint: Checkpoint, model: RankingModel) -> QueryTower | None:
     """Return the tower of a model with a checkpoint's parameters, in the model's own coordinates.
 
-    It is None, with a note in the log, if the model's users are rows of a table, if its tables are larger than
+    The tower is None, with a note in the log, if the model's users are rows of a table, if its tables are larger than
     MAX_BYTES, or if it reads other features than ids.
     """
     assert isinstance(model.embeddings, ReadTables)

@@ -42,8 +42,8 @@ Emit = Callable[..., None]
 def publishing(run: Run, emit: Emit) -> Iterator[None]:
     """Publish while the block runs, if the job asks for it; leaving the block waits for the current publication.
 
-    A failed publication does not end the run: it is reported as an event, and tried again when the next one is due.
-    ``emit`` writes events, from another thread.
+    A failed publication does not end the run: it is reported as an event, and tried again when the next publication is
+    due. ``emit`` writes events, from another thread.
     """
     if run.job.publish is None or not run.job.publish.is_repeated:
         yield
@@ -60,7 +60,7 @@ def publishing(run: Run, emit: Emit) -> Iterator[None]:
 
 
 class _Publisher:
-    """Publisher of a run's versions while it trains; it knows the step and time of the last one."""
+    """Publisher of a run's versions while it trains; it knows the step and time of the last version."""
 
     def __init__(self, run: Run, emit: Emit):
         assert run.job.publish is not None
@@ -118,7 +118,7 @@ class _Publisher:
         self._at = time.monotonic() - self._seconds_since_last()
 
     def _seconds_since_last(self) -> float:
-        """Return the seconds since the job's last version was made; without one, since its first attempt began."""
+        """Return the seconds since the job's last version was made; if it has none, since its first attempt began."""
         versions = self._store.collection(self._spec.collection).versions()
         times = [
             str(one["created_at"])

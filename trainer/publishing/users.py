@@ -55,9 +55,9 @@ def user_vectors(run: Run, checkpoint: Checkpoint) -> UserVectors:
 
     For a sequence model they are the users with an item in the training split; the vector is the query of the last of
     these items. For other models they are the users with a row of their own, also those of earlier runs; if the model
-    reads further features of the user, only users with a training row. Vectors are in an unnamed file of the run
+    reads other features of the user too, only users with a training row. Vectors are in an unnamed file of the run
     directory. Users with a vector that is not finite are left out, with a note in the log. The model's query tower, if
-    it has one, comes with them.
+    any, comes with them.
     """
     data = PreparedData.open(run.data)
     model = model_of_checkpoint(run.job, data, checkpoint)
@@ -98,7 +98,7 @@ def _columns(run: Run) -> ItemColumns | None:
 
 
 def _with_rows(model: RankingModel, data: PreparedData, *, has_inputs_alone: bool) -> _Users:
-    """Return the users with a row in the user table; ``has_inputs_alone``: the model reads the user's row alone."""
+    """Return the users with a row in the user table; ``has_inputs_alone``: the model reads only the user's row."""
     table = next(key.table for key in data.keys if key.name == "user")
     inputs = UserTowerInputs(data, "train")
     rows = np.arange(NUM_SPECIAL_ROWS, data.tables[table].num_rows)

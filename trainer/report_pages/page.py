@@ -59,7 +59,7 @@ class Report:
     Attributes:
         title: Title of the report.
         source: The publication that the report follows, such as a paper.
-        protocol: Description of the split of data and of the training of models.
+        protocol: Description of the data's split and of the models' training.
         sections: The report's sections, in order.
         claims: Claims with their verdicts.
         failed: Names and errors of failed trials.
@@ -164,7 +164,7 @@ def _panel(axes: Any, panel: Panel) -> None:
 
 
 def _band(axes: Any, curve: Curve, number: int, label: str) -> None:
-    """Draw curve ``number`` of a chart: means, and a band of one standard deviation where there is one."""
+    """Draw curve ``number`` of a chart: means, and a band of one standard deviation where known."""
     colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)]
     marker = "o" if len(curve) < 12 else None
     x, means, *spread = zip(*curve, strict=True)

@@ -1,4 +1,4 @@
 """The protocol between a run and the process that starts it: directory, events, process, failures.
 
-It does not import torch, because the service imports it.
+The package does not import torch, because the service imports it.
 """

@@ -176,7 +176,7 @@ def revoke(directory: Path | str) -> None:
     """Take the lease from the attempt of this directory.
 
     From now on the attempt changes no checkpoint, no data and no ``exit.json``, and publishes nothing, even if it is
-    suspended now and wakes later. Its processes are not ended. A second call does nothing.
+    suspended now and wakes later. The attempt's processes are not ended. A second call does nothing.
     """
     folder = Path(directory).resolve()
     try:

@@ -1,8 +1,8 @@
 """The event file of a run: ``events.jsonl`` in its run directory, one JSON object per line, fsynced, append-only.
 
-The run writes it, and the control plane follows it. It is the only channel from a run to the service, so either side
-may crash without the other. This module does not import torch. Every event has ``time`` (RFC 3339 UTC), ``attempt`` and
-``type``:
+The run writes it, and the control plane follows it. The file is the only channel from a run to the service, so either
+side may crash without the other. This module does not import torch. Every event has ``time`` (RFC 3339 UTC),
+``attempt`` and ``type``:
 
 =============  ==========================================================================================
 type           further fields
@@ -88,7 +88,8 @@ class EventWriter:
     def _torn(self) -> bool:
         """Return True if the file ends inside a line, because a write was interrupted by a kill or a full disk.
 
-        Driver and rank 0 write the same file, so it is read each time: the other process may have been interrupted.
+        Driver and rank 0 share the file, so its end is read before each write: the other process may have been
+        interrupted.
         """
         size = os.fstat(self._descriptor).st_size
         return bool(size) and os.pread(self._descriptor, 1, size - 1) != b"\n"
@@ -132,7 +133,7 @@ def read_events(run_dir: Path | str, offset: int = 0) -> Iterator[Event]:
 
 
 def whole_lines(path: Path, offset: int, size: int) -> bytes:
-    """Return the whole lines of a file from byte ``offset`` on that fit into ``size`` bytes, but at least one.
+    """Return the whole lines of a file from byte ``offset`` on that fit into ``size`` bytes, but at least one line.
 
     An unfinished last line is left for the next call. The result is empty if there is no whole line, or no file.
     """

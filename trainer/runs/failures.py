@@ -148,7 +148,7 @@ def record(folder: Path, rank: int, error: BaseException) -> None:
 def keep_traceback(directory: Path, error: BaseException, failure: Failure) -> None:
     """Print the traceback of an internal error or a lost peer; write that of any other error to a file of the run.
 
-    The message of any other error explains it, and appears alone in the log and the terminal.
+    The message of any other error explains it, and appears without a traceback in the log and the terminal.
     """
     if failure.code in CONSEQUENCES:
         traceback.print_exception(error)
@@ -160,9 +160,9 @@ def keep_traceback(directory: Path, error: BaseException, failure: Failure) -> N
 def cause(folder: Path, error: BaseException, died: bool = False) -> Failure:
     """Return the one failure that explains the end of a run.
 
-    It is a failure that a rank recorded in ``folder``, else the death of a worker that recorded nothing. ``error`` is
-    the driver's error. If it is the death of a rank (``died``), unclassified errors of other ranks count as
-    consequences.
+    The cause is a failure that a rank recorded in ``folder``, else the death of a worker that recorded nothing.
+    ``error`` is the driver's error. If it is the death of a rank (``died``), unclassified errors of other ranks count
+    as consequences.
     """
     failures = []
     for path in sorted(folder.glob("rank-*.json")):

@@ -31,7 +31,7 @@ class Inheritance:
     """Features and tables that a job continues from its parent.
 
     Attributes:
-        features: the parent's feature that each feature of the job's model continues; added ones are left out.
+        features: the parent's feature that each feature of the job's model continues, without added features.
         tables: the parent's table that each table of ids continues.
         added: features that the parent did not read.
         dropped: features of the parent that the job does not read.
@@ -39,7 +39,8 @@ class Inheritance:
         keeps_scores: True if weights on added features begin so that scores stay the parent's (``added: zero``).
         embedding_dim: dimension of the parent's vectors, and of the job's.
         drawn: a table and a part of its rows (0 or 1 for item2vec's [v | u]) whose new columns begin with random
-            values. All other new columns begin at zero; products of zeros alone would never learn. None: all at zero.
+            values. All other new columns begin at zero; products in which all factors are zero would never learn. None:
+            all at zero.
         notes: messages for the owner of the job.
     """
 

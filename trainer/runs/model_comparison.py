@@ -27,7 +27,7 @@ def read_comparison(directory: Path | str, version: str | None) -> ModelComparis
 
 
 def comparison_told(document: Mapping[str, Any]) -> ModelComparison | None:
-    """Return the ``comparison`` of a version's manifest or a job's publication event, None if it has none."""
+    """Return ``comparison`` from a version's manifest or a job's publication event, None without a comparison."""
     told = document.get(COMPARISON)
     return None if told is None else ModelComparison.of_json(told)
 

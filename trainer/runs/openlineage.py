@@ -2,7 +2,7 @@
 
 The environment variables are the same as for OpenLineage's own clients; events follow version 2-0-2 of its
 specification. Each attempt is a run in OpenLineage, and the job its parent. If the receiver cannot be reached, or an
-event cannot be made, only a line is written to the run's log. This module does not import torch.
+event cannot be made, the only effect is a line in the run's log. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Tell = Callable[..., None]
 
 @contextlib.contextmanager
 def telling(run: Run) -> Iterator[Tell]:
-    """Send the event of an attempt's start, and yield a function that sends further events.
+    """Send the event of an attempt's start, and yield a function that sends later events.
 
     The function takes the arguments of :func:`event` except ``run``, and returns at once: a thread makes and sends the
     events, in order. Without ``OPENLINEAGE_URL`` nothing is sent.
@@ -151,7 +151,7 @@ def inputs(run: Run) -> list[dict[str, Any]]:
 def outputs(run: Run, publication: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return OpenLineage's outputs: the collection that the run publishes to, if any.
 
-    It has version and number of rows once a version is published.
+    The output has version and number of rows once a version is published.
     """
     publish = run.job.publish
     if publish is None:

@@ -18,18 +18,18 @@ def quality_of(
 ) -> dict[str, Any] | None:
     """Return the held-out metric of a published epoch; None if it was not evaluated.
 
-    The metric is the one that early stopping watches.
+    The metric is that which early stopping watches.
 
     Args:
         history: metrics of the epochs, as trainer.training.loop writes them.
         epoch: the published epoch, counted from 1.
         stopping: early stopping of the job.
-        label: name of the first of several labels; "" if there is one label.
+        label: name of the first label if there are several; "" for a single label.
 
     Returns:
         ``metric``, its values ``validation`` and ``test`` in the published ``epoch`` (None if not measured),
-        ``epochs`` (number of evaluated ones), ``best_epoch`` by validation rows, or by test rows if there are no
-        others, and ``overfits``: a sentence, or None.
+        ``epochs`` (number of evaluated epochs), ``best_epoch`` by validation rows, or by test rows if there are no
+        validation rows, and ``overfits``: a sentence, or None.
     """
     rows = {split: [row for row in history if row["split"] == split] for split in ("validation", "test")}
     split = "validation" if rows["validation"] else "test"
@@ -85,7 +85,7 @@ def in_words(quality: Mapping[str, Any]) -> str:
 
 
 def beside(quality: Mapping[str, Any]) -> str:
-    """Return text such as ``auc 0.7312 (0.7401)``, with the value of the version before in brackets if there is one."""
+    """Return text such as ``auc 0.7312 (0.7401)``; in brackets is the value of the version before, if any."""
     before = quality.get("before")
     split = "validation" if quality["validation"] is not None else "test"
     same = before is not None and before["metric"] == quality["metric"] and before.get(split) is not None

@@ -1,7 +1,7 @@
-"""Start, observation and end of the detached process of a run. It does not import torch: the control plane imports it.
+"""Start, observation and end of the detached process of a run. Torch-free, as the control plane imports it.
 
 Pids are reused, so ``process.json`` identifies a run by its pid, its start time in ticks since the machine's boot, and
-the id of that boot: clock changes do not affect these. A run's processes are found in three ways, because each alone
+the id of that boot: clock changes do not affect these. A run's processes are found in three ways, because each way
 misses some:
 
 - the tree of processes below the run;
@@ -51,7 +51,7 @@ def launch(
 
     If there is a warm pool, it forks the run instead, if it can; the fork does the same as the default command.
 
-    The child outlives this process, and appends its stdout and stderr to ``RUN_DIR/log.txt``. It inherits this
+    The child outlives this process, and appends its stdout and stderr to ``RUN_DIR/log.txt``. The run inherits this
     process's environment, without the secrets of the service (SERVICE_SECRETS) and with the variables ``env``.
 
     Raises:
@@ -98,8 +98,8 @@ def await_name(run_dir: Path | str, seconds: float = 30.0) -> bool:
 
     Returns:
         True once the file names this process, or at once if :func:`launch` did not start it. False if the file does not
-        name it within ``seconds``, because the launcher died. This process must then exit: the run will be started
-        again.
+        name it within ``seconds``, because the launcher died. The process that calls this must then exit, because the
+        run will be started again.
     """
     if os.environ.pop(LAUNCHED_VARIABLE, None) is None:
         return True
@@ -124,8 +124,8 @@ def terminate(run_dir: Path | str, grace_seconds: float = 30.0) -> bool:
     """End the run and all its processes, also those that a dead run has left.
 
     The run gets SIGTERM, so that it writes a checkpoint and ends as cancelled. After ``grace_seconds`` all remaining
-    processes get SIGSTOP until no new ones are found, then SIGKILL. Stopped processes cannot fork, and the run's first
-    process, which adopts orphans, cannot lose any.
+    processes get SIGSTOP until no new processes are found, then SIGKILL. Stopped processes cannot fork, and the run's
+    first process, which adopts orphans, cannot lose any.
 
     Returns:
         True if the run's main process had ended before, or ended by itself within ``grace_seconds``.

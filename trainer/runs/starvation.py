@@ -31,7 +31,7 @@ class Starvation:
     """This process's use of processors and memory.
 
     A thread wants a processor while it runs, or waits in the run queue; a thread that sleeps wants none. On a virtual
-    machine the starved share is at least the one that its host takes away.
+    machine the starved share is at least the share that its host takes away.
 
     Args:
         proc: folder of the kernel's figures.

@@ -87,7 +87,7 @@ def _provider() -> TracerProvider | None:
 
 
 def traceparent() -> str | None:
-    """Return the current span as the value of a ``traceparent`` header (W3C Trace Context); None if there is none."""
+    """Return the current span as the value of a ``traceparent`` header (W3C Trace Context); None without a span."""
     if _provider() is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

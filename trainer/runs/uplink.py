@@ -105,7 +105,7 @@ def patiently(action: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def service_of(run: Run) -> Iterator[Service]:
-    """Yield a client of the service with the newest token: run.json has it, because tokens are renewed there.
+    """Yield a client of the service with the newest token, which is in run.json, because tokens are renewed there.
 
     ``run.report`` must not be None.
     """
@@ -140,7 +140,7 @@ def fence(run: Run) -> None:
     """Check, before a version is published, that the attempt still holds the run's lease.
 
     Raises:
-        LeaseLostError: it does not, according to run.json or the service.
+        LeaseLostError: it does not hold the lease, according to run.json or the service.
         ServiceAwayError: the service cannot be reached.
     """
     run.fence()

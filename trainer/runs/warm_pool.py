@@ -60,7 +60,7 @@ class WarmPool:
     def start(self, run_dir: Path, environment: Mapping[str, str], own: Mapping[str, str]) -> int | None:
         """Fork a run of this directory, and return its pid; None if that fails, so that the caller must start the run.
 
-        ``environment``: variables of the process and all its runs. ``own``: further variables of this run.
+        ``environment``: variables of the process and all its runs. ``own``: variables of this run only.
         """
         if len(os.fsencode(run_dir)) >= LONGEST_PATH:
             return None
@@ -91,7 +91,7 @@ class WarmPool:
         return None if self._process is None else self._process.pid
 
     def _renew(self, environment: dict[str, str], code: Any) -> None:
-        """Start a new process and wait until it is ready, unless the present one has this environment and code."""
+        """Start a new process and wait until it is ready, unless the present process has this environment and code."""
         alive = self._process is not None and self._process.poll() is None
         if alive and self._made_of == (environment, code):
             return
@@ -142,7 +142,7 @@ def start_process(connection: socket.socket, environment: Mapping[str, str]) -> 
 def code_state() -> list[tuple[str, int, int]]:
     """Return a value that changes whenever a file of the code that runs import is changed.
 
-    It has (path, modification time in ns, size) of each file of CODE, and of the folder of installed packages.
+    The state has (path, modification time in ns, size) for each file of CODE and for the folder of installed packages.
     """
     files = []
     pending = [*CODE]

@@ -39,8 +39,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
-    Returns:
-        0: some trial has a value of the metric, and best.yaml has the best trial's job; 1: none has, or bad arguments.
+    Returns: 0: some trial has a value of the metric, and best.yaml has the best trial's job; 1: no trial has a value,
+        or the arguments are bad.
     """
     options = parser().parse_args(arguments)
     try:

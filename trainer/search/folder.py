@@ -62,7 +62,7 @@ class SearchFolder:
 
     @classmethod
     def begin(cls, path: Path, search: SearchSpec, job: JobSpec, dataset: DatasetSpec) -> SearchFolder:
-        """Return a new search, or the one that the folder holds, which must be the same.
+        """Return a new search, or that in the folder, which must be the same search.
 
         Raises:
             SpecError: The folder holds another search.

@@ -89,7 +89,7 @@ def machine() -> str:
 
 
 def last_said(directory: Path, kind: str, field: str) -> Any:
-    """Return a field of the last event of a kind that has it, or None."""
+    """Return a field from the last event of a type that has the field, or None."""
     said = None
     for event in read_events(directory):
         if event.fields["type"] == kind and event.fields.get(field) is not None:

@@ -29,7 +29,7 @@ STOP_SECONDS = 30.0
 class TrialRun:
     """The run of a trial.
 
-    Runs are forked from the warm pool, if there is one.
+    Runs are forked from the warm pool, if any.
     """
 
     def __init__(self, path: Path, warm_pool: WarmPool | None = None):

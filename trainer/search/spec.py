@@ -44,7 +44,7 @@ Ends = Annotated[tuple[float, float], Field(min_length=2, max_length=2)]
 
 
 class Distribution(Spec):
-    """Distribution of the values of one field: one of ``choice``, ``uniform`` and ``loguniform``."""
+    """Distribution of a field's values: ``choice``, ``uniform`` or ``loguniform``."""
 
     choice: tuple[Any, ...] | None = Field(default=None, min_length=1)
     uniform: Ends | None = None
@@ -76,11 +76,11 @@ class Distribution(Spec):
 class SearchSpec(Spec):
     """A search over fields of a job.
 
-    ``metric``: metric of the validation rows that trials compare by; None: the one that ``watched_metric`` returns.
-    ``parallelism``: number of trials at once.
-    ``scheduler``: ``asha`` compares trials after ``grace_epochs``, then after ``reduction_factor`` times as many, and
-    so on. It ends a trial that is not among the best 1 / ``reduction_factor`` of the trials that got so far (Li et al.,
-    A System for Massively Parallel Hyperparameter Tuning, MLSys 2020). ``none`` trains every trial to its end.
+    ``metric``: metric of the validation rows that trials compare by; None: that which ``watched_metric`` returns.
+    ``parallelism``: number of trials at once. ``scheduler``: ``asha`` compares trials after ``grace_epochs``, then
+    after ``reduction_factor`` times as many, and so on. The scheduler ends a trial that is not among the best 1 /
+    ``reduction_factor`` of the trials that got so far (Li et al., A System for Massively Parallel Hyperparameter
+    Tuning, MLSys 2020). ``none`` trains every trial to its end.
     """
 
     space: dict[str, Distribution] = Field(min_length=1)

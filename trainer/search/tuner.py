@@ -152,7 +152,8 @@ def scheduler(folder: SearchFolder) -> TrialScheduler:
 def run(folder: SearchFolder, tell: Callable[[str], Any]) -> None:
     """Run the trials that have not ended, as many at once as the search says.
 
-    They continue where an earlier call was killed. ``tell`` is called with a line for every trial that ends.
+    The trials continue where an earlier call was killed. ``tell`` is called with a line of text for every trial that
+    ends.
     """
     search, resources = folder.search, folder.job.resources
     cpus, gpus = (resources.num_workers * each for each in (resources.cpus_per_worker, resources.gpus_per_worker))
@@ -197,7 +198,7 @@ def _tuner(folder: SearchFolder, per_trial: dict[str, float], tell: Callable[[st
 
 
 class _Told(tune.Callback):
-    """Callback of Ray Tune that calls ``tell`` with a line for each trial that ends."""
+    """Callback of Ray Tune that calls ``tell`` with a line of text for each trial that ends."""
 
     def __init__(self, tell: Callable[[str], Any], metric: str):
         self._tell, self._metric = tell, metric

@@ -99,7 +99,7 @@ def estimate(
 
     Raises:
         DataError: the data have an error for which the run itself would fail.
-        ValueError: ``counts`` lacks a table of the job, or has one that it does not have.
+        ValueError: ``counts`` lacks a table of the job, or has a table that the job lacks.
     """
     num_rows, distinct, exact = _distinct(make_plan(dataset, job)) if counts is None else _given(job, dataset, counts)
     workers = job.resources.num_workers

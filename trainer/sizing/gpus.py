@@ -1,4 +1,4 @@
-"""GPUs of ranks, of this machine and of a Ray cluster, and checks that a job has enough of them. Torch-free."""
+"""GPUs of ranks, of this machine and of a Ray cluster, and checks that a job has enough GPUs. Torch-free."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def visible_gpus(installed: int, variable: str | None) -> list[str]:
     """Return the names of the GPUs that a process sees, in CUDA's order: numbers, or names of GPUs.
 
     ``installed``: number of GPUs of the machine. ``variable``: value of CUDA_VISIBLE_DEVICES, a list of numbers or
-    names, of which CUDA reads those before the first invalid one; None: the process sees all GPUs.
+    names, of which CUDA reads those before the first invalid entry; None: the process sees all GPUs.
     """
     if variable is None:
         return [str(number) for number in range(installed)]
@@ -133,9 +133,9 @@ def known_gpu_bytes(job: JobSpec, ray_address: str | None) -> int | None:
 
 
 def cluster_gpus(address: str) -> list[int]:
-    """Return the number of GPUs of each node of the Ray cluster at ``address``.
+    """Return the number of GPUs on each node of the Ray cluster at ``address``.
 
-    It starts a process that asks the cluster, which takes seconds.
+    The function starts a process that asks the cluster, which takes seconds.
 
     Raises:
         OSError: no cluster answers at the address.

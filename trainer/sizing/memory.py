@@ -85,9 +85,9 @@ class TableBytes:
 class RankMemory:
     """Predicted memory of the rank that needs most, in bytes.
 
-    ``copies``: copies of the tables for a checkpoint that is written while training continues, or of the largest table
-    alone, because a resume reads one after the other. ``graphs``: graphs of SSE. ``ids``: maps from ids to rows of
-    dynamic tables, and ids of rows that a one-pass job has read. ``exchange``: memory shared with the ranks of its
+    ``copies``: copies of all tables if checkpoints are written while training continues; otherwise a copy of the
+    largest table, because a resume reads one after the other. ``graphs``: graphs of SSE. ``ids``: maps from ids to rows
+    of dynamic tables, and ids of rows that a one-pass job has read. ``exchange``: memory shared with the ranks of its
     host. ``kept``: memory that a step frees and the allocator keeps for the next. ``on_gpu``: True if tables, batches
     and dense parameters are on the GPU. ``gpu_bytes``: memory of the rank's GPU; None: not known. ``placed``: division
     of the tables between GPU and host by kernel fbgemm, with which they may be larger than the GPU.
@@ -143,7 +143,7 @@ def state_counts(kind: str) -> tuple[int, int]:
 
 
 def value_bytes(stored: Table) -> tuple[int, int]:
-    """Return (bytes of an element of a row, bytes of an element of its optimizer state)."""
+    """Return the bytes of an element in (a row, its optimizer state)."""
     return ELEMENT_TYPES[stored.dtype].num_bytes, ELEMENT_TYPES[stored.state_dtype].num_bytes
 
 
@@ -177,11 +177,11 @@ def rank_memory(
 
     Args:
         job: the job, which says how tables are split, stored and trained.
-        rows: table -> its number of rows if every id has one, including the rows of padding and of the unknown id.
+        rows: table -> its number of rows if every id has a row, including the rows of padding and of the unknown id.
         ids_per_example: feature -> the number of ids in an example, on average or at most.
         graphs: by graph of SSE, (its table, its number of edges).
         gpu_bytes: memory of each rank's GPU (:func:`trainer.sizing.gpus.known_gpu_bytes`); None: not known.
-        shape: the inputs of a row other than ids; None: one label, and nothing else.
+        shape: the inputs of a row other than ids; None: a single label, and nothing else.
     """
     shape = shape or RowShape()
     id_bytes = _map_bytes(job, rows, shape.published_table) + window_bytes(job, ids_per_example)

@@ -123,7 +123,7 @@ def _held(sharding: str, dim: int, workers: int) -> str:
 
 
 def arithmetic(job: JobSpec, memory: RankMemory) -> list[str]:
-    """Return the calculation of a rank's memory in words, a line for each table and one for the rank."""
+    """Return the calculation of a rank's memory in words, a line for each table and a line for the rank."""
     workers, kind = job.resources.num_workers, job.optimizer.kind
     vectors, numbers = state_counts(kind)
     lines = []

@@ -193,8 +193,8 @@ class Feature(Spec):
 class ItemTable(_Keyed):
     """Table of item features: a file with one row per item, including items that no row of the dataset has.
 
-    ``on`` names the column of item ids, as in :class:`Join`. ``features`` read columns of the file. Each is of type
-    ``id``, ``id_list``, ``text``, ``dense`` or ``vector``.
+    ``on`` names the column of item ids, as in :class:`Join`. ``features`` read columns of the file. Each feature is of
+    type ``id``, ``id_list``, ``text``, ``dense`` or ``vector``.
     """
 
     uri: str = Field(min_length=1)
@@ -328,9 +328,9 @@ ColumnOfDays = Annotated[
 class DatasetSpec(Spec):
     """A registered dataset: the location of its rows and the meaning of their columns.
 
-    ``uri`` is a file or a directory in a format of trainer.data.sources.readers; a relative one is resolved against the
-    working directory of the process that reads it. Or it is a topic, whose ``messages`` hold the rows. A ``join`` or
-    ``graph`` uri without a directory is looked up in the directory of ``uri``.
+    ``uri`` is a file or a directory in a format of trainer.data.sources.readers; a relative path is resolved against
+    the working directory of the process that reads it. Or it is a topic, whose ``messages`` hold the rows. A ``join``
+    or ``graph`` uri without a directory is looked up in the directory of ``uri``.
 
     ``partition`` names the column of days by which a job's window selects rows; default: ``timestamp``. Days are in
     UTC, unless a time zone is given together with the column.
@@ -433,7 +433,7 @@ class DatasetSpec(Spec):
         return 0 if self.items is None else sum(one.type == "dense" for one in self.items.features.values())
 
     def column_of(self, name: str) -> str:
-        """Return the column that ``name`` stands for: the one that the feature ``name`` reads, else ``name`` itself."""
+        """Return the column that ``name`` stands for: that which the feature ``name`` reads, else ``name`` itself."""
         feature = self.features.get(name)
         reads = feature is not None and feature.join is None and feature.derive is None
         return (feature.column or name) if feature is not None and reads else name

@@ -15,7 +15,7 @@ class PointwiseMetric(NamedTuple):
     """Properties of a metric that is computed from scores and labels of rows, without ranking items."""
 
     of_any_score: bool = False
-    """True if it depends on the order of scores alone."""
+    """True if it depends only on the order of scores."""
     of_values: bool = False
     """True if it compares predictions with real-valued labels."""
     lower_is_better: bool = False
@@ -158,7 +158,8 @@ class Split(Spec):
     ``num_validation`` rows before them for validation; a share of 0 means none.
 
     ``column``: rows whose ``column`` is 1, true or ``test`` are for test, and rows with ``validation`` for validation.
-    If no row has ``validation``, a hash chooses the share ``validation`` of the other rows. ``test`` is not read.
+    If the column says ``validation`` for no row, a hash chooses validation rows among those that are not for test, with
+    the share ``validation``. The share ``test`` is not read.
     """
 
     kind: Literal["random", "per_user_last", "time", "column"] = "random"
@@ -185,9 +186,9 @@ class Split(Spec):
 class Intervals(Spec):
     """Bootstrap intervals of the metrics, as ``NAME_low`` and ``NAME_high``.
 
-    They come from ``replicates`` resamples of rows, or of users with all their rows (``by``). GAUC and ranking metrics
-    always resample users. ECE has no interval, because resampling adds to its bias. A split that is too large to be
-    gathered (trainer.evaluation.pointwise.GATHER_ROWS) has intervals of ranking metrics only.
+    The intervals come from ``replicates`` resamples of rows, or of users with all their rows (``by``). GAUC and ranking
+    metrics always resample users. ECE has no interval, because resampling adds to its bias. A split that is too large
+    to be gathered (trainer.evaluation.pointwise.GATHER_ROWS) has intervals of ranking metrics only.
     """
 
     replicates: int = Field(default=200, ge=10, le=10_000)
@@ -196,7 +197,7 @@ class Intervals(Spec):
 
 
 class Evaluation(Spec):
-    """Split of the rows, and metrics of the held-out ones.
+    """Split of the rows, and metrics of the held-out rows.
 
     ``metrics`` defaults to all that the model has: AUC and logloss, or RMSE and MAE of real-valued labels; for sequence
     models AUC, hit rate and NDCG at 10 against 100 negatives, and both among all items (``full``). ``training``: after

@@ -48,7 +48,7 @@ FOLLOWED_CHECKPOINT_SECONDS = 60.0
 
 
 class Window(Spec):
-    """Selection of the rows of ``days`` days, the last of which is ``start``, by the dataset's partition column.
+    """Selection of rows by the dataset's partition column: those of ``days`` days, the last of which is ``start``.
 
     ``start`` is a date, or ``{firing_date}``, which a schedule replaces by the date of each firing.
     """
@@ -81,7 +81,7 @@ class Follow(Spec):
 
     For a folder: ``until``: name of a marker file; once it is in the folder, the job ends after the last file.
     ``settle_seconds``: time for which a file must be unchanged before it is read, so that files that arrive out of
-    order are still read in order. ``late``: a file that sorts before one that was begun is reported and not read
+    order are still read in order. ``late``: a file that sorts before a file already begun is reported and not read
     (``report``), or ends the job (``refuse``).
 
     For a topic: ``start``: where a job without a checkpoint begins: ``earliest``, ``latest`` or the first messages from
@@ -139,12 +139,12 @@ class DatasetRef(Spec):
 class InitFrom(Spec):
     """Warm start from the job that published a collection's version, or from a named job.
 
-    ``retire_after_runs``: number N of runs. An id that occurs in the data of none of the last N runs of the chain of
-    warm starts, this one included, loses its row. Without it no id loses its row.
+    ``retire_after_runs``: number N of runs. An id that occurs in none of the last N runs of the warm-start chain, this
+    run included, loses its row. Without it no id loses its row.
 
-    ``held`` decides the start if versions of the collection were held after the current one was published. ``go_on``
-    starts from the newest held version whose run, rows and model were sound, so that its training is not lost; ``skip``
-    starts from the served version. Default: ``go_on`` for a job that refreshes this very collection.
+    ``held`` decides the start if versions of the collection were held after the current version was published.
+    ``go_on`` starts from the newest held version whose run, rows and model were sound, so that its training is not
+    lost; ``skip`` starts from the served version. Default: ``go_on`` for a job that refreshes this very collection.
 
     A feature continues from the parent's feature of the same name. ``renamed``: a dict from old to new name of the
     parent's features. ``added``: with ``zero`` predictions at step 0 are the parent's, even with features that it did
@@ -177,7 +177,7 @@ class InitFrom(Spec):
         return self
 
     def goes_on(self, published: str | None) -> bool:
-        """Return True if the job starts from the newest sound held version, if there is one.
+        """Return True if the job starts from the newest sound held version, if any.
 
         ``published``: the collection that the job publishes to.
         """
@@ -217,9 +217,9 @@ class Table(Spec):
     Rows in half precision are read, summed and updated as float32, and stored with stochastic rounding.
 
     With ``capacity`` the table is dynamic and grows while it trains (embeddings.dynamic); ``capacity`` is the most ids
-    that have a row at once. An id gets its row at its ``admission_threshold``-th occurrence in training. It loses the
-    row when it did not occur for ``ttl_steps`` steps, or according to ``eviction_policy``. Ids without a row read the
-    row of unknown ids. Without ``capacity`` every id of the training rows has a row.
+    that have a row at once. An id gets its row at its ``admission_threshold``-th occurrence in training. The id loses
+    the row when it did not occur for ``ttl_steps`` steps, or according to ``eviction_policy``. Ids without a row read
+    the row of unknown ids. Without ``capacity`` every id of the training rows has a row.
     """
 
     old_names: ClassVar[dict[str, str]] = {"admit_after": "admission_threshold", "when_full": "eviction_policy"}
@@ -306,7 +306,7 @@ class JobSpec(Spec):
     Each part is looked up and differentiated before the next; their gradients add up, and one update follows.
 
     ``priority``: a tenant's waiting job with the highest priority starts first; among jobs of equal priority, the
-    oldest. It orders only jobs of the same tenant, and stops no run.
+    oldest. Priority orders only jobs of the same tenant, and stops no run.
 
     ``tracking``: trackers that receive the metrics and curves of the run while it trains (trainer.spec.tracking).
     ``output_calibration``: calibration on the validation rows of the probabilities that predictions and exports give
@@ -373,7 +373,7 @@ class JobSpec(Spec):
 
     @property
     def checkpoint_seconds(self) -> float | None:
-        """Longest time between two checkpoints, whatever the step; None: no limit."""
+        """Longest time between two checkpoints, at any step; None: no limit."""
         given, follow = self.checkpoint.every_seconds, self.dataset.follow
         return FOLLOWED_CHECKPOINT_SECONDS if given is None and follow is not None else given
 

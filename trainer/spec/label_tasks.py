@@ -87,7 +87,7 @@ def needs_users(job: JobSpec, tasks: Iterable[LabelTask]) -> bool:
 
 
 def least_labels(job: JobSpec, dataset: DatasetSpec) -> dict[str, float]:
-    """Return {label: smallest valid value} of the labels whose loss has one; a single label is "label"."""
+    """Return {label: smallest valid value} of labels whose loss has such a value; a single label is "label"."""
     losses = {"label": loss_of(job)} if not dataset.labels else {one.name: one.loss for one in label_tasks(dataset)}
     least = ((name, LOSSES[loss].least_label) for name, loss in losses.items())
     return {name: value for name, value in least if value is not None}
@@ -149,7 +149,7 @@ def best_by(measured: Iterable[str], label: str = "") -> str | None:
 
     Args:
         measured: Names of metrics.
-        label: Name of the label, for metrics of one of several labels.
+        label: Name of the metrics' label if there are several labels.
     """
     names = list(measured)
     rankings = (name for name in names if name not in POINTWISE and re.match(METRIC_PATTERN, name))

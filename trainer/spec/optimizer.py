@@ -17,10 +17,10 @@ from trainer.spec.problems import FieldProblem, raise_if_invalid
 class LearningRateSchedule(Spec):
     """Schedule of a learning rate over the steps, each a batch of the job (embeddings.optim.lr_schedules).
 
-    ``linear_warmup``: from ``start_factor`` up to 1 within ``warmup_steps`` steps. The other kinds may begin with a
-    warmup: ``cosine``, from 1 down to ``final_factor`` within ``decay_steps``; ``step``, times ``gamma`` every
-    ``every_steps``. Steps are those of the tables: a warm start continues from its parent's step, and does not warm up
-    again.
+    ``linear_warmup``: from ``start_factor`` up to 1 within ``warmup_steps`` steps. The other kinds of schedule may
+    begin with a warmup: ``cosine``, from 1 down to ``final_factor`` within ``decay_steps``; ``step``, times ``gamma``
+    every ``every_steps``. Steps are those of the tables: a warm start continues from its parent's step, and does not
+    warm up again.
     """
 
     kind: Literal["constant", "linear_warmup", "cosine", "step"] = "constant"
@@ -63,7 +63,7 @@ else:
 
 
 class Optimizer(Spec):
-    """Row optimizer of the embedding tables (embeddings.optim). A setting that the kind does not have is refused.
+    """Row optimizer of the embedding tables (embeddings.optim). A setting that its kind does not have is refused.
 
     ``alpha`` is read by the kinds with _ar (Li and Lyu, Adaptive Regularization), ``weight_decay`` by adamw and
     adagradw, and ``first_touch`` by all of these. ``beta1`` is read by the Adam family, ``moments`` and ``beta2`` by

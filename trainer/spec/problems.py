@@ -46,7 +46,7 @@ def raise_if_invalid(problems: Iterable[FieldProblem]) -> None:
     """Raise one error for all problems, if there are any.
 
     Raises:
-        InvalidFieldsError: There is a problem; the message names every one.
+        InvalidFieldsError: There is a problem; the message names every problem.
     """
     if given := tuple(problems):
         raise InvalidFieldsError(given)

@@ -1,4 +1,4 @@
-"""Settings of publishing a job's vectors, and of keeping refreshed vectors near the served ones. Torch-free.
+"""Settings of publishing a job's vectors, and of keeping refreshed vectors near the served vectors. Torch-free.
 
 A part of trainer.spec.
 """
@@ -21,7 +21,7 @@ _REMOVED_BUCKETS = re.compile(r"cosine_(mean|p5|low)\[\d+(-\d+|\+)\]")
 class MovingAverage(Spec):
     """Moving average of served vectors: z = unit((1 - w) z + w unit(h R)), with w ``new_weight``.
 
-    z is an item's served vector, h its newly trained vector, and R the alignment of new vectors to served ones. An
+    z is an item's served vector, h its newly trained vector, and R the alignment of new vectors to served vectors. An
     item for which the cosine of z and h R is below ``reset_below_cosine`` is served as unit(h R).
     """
 
@@ -109,7 +109,7 @@ class View(Spec):
 class Expire(Spec):
     """Expiry of items that are no longer in the data, whose vectors are carried over from earlier versions.
 
-    Such an item becomes missing after more publications than ``after_publications``, or once its own vector is older
+    A carried item becomes missing after more publications than ``after_publications``, or once its own vector is older
     than ``after_days`` days; null means no such limit.
     """
 
@@ -144,8 +144,8 @@ class FrozenContext(Spec):
 class Evidence(Spec):
     """Treatment of items with few training rows.
 
-    ``min_count``: fewest training rows, in this version and the one before, for an item to count in the gate's metrics
-    of shared items (0: all count). ``mark_uncertain``: items with fewer than ``min_count`` rows are served as
+    ``min_count``: fewest training rows, in this version and the version before, for an item to count in the gate's
+    metrics of shared items (0: all count). ``mark_uncertain``: items with fewer than ``min_count`` rows are served as
     ``uncertain``, unless the version before served them without this mark.
     """
 
@@ -170,13 +170,13 @@ class Users(Spec):
 class Publish(Spec):
     """Publication of a feature's vectors to a collection.
 
-    ``users``: settings of the users that are published with the items; null publishes items alone.
-    ``every_seconds``, ``every_rows``: seconds, or rows, between versions that a one-pass job publishes while it trains,
-    from its newest checkpoint (trainer.publishing.repeated). ``keep_generations``: number of earlier anchor generations
-    whose consumers are served further, by views ``VIEW@gN``, when this job opens a new one.
-    ``sinks``: names of the operator's databases that get each version that the collection serves from now on, and no
-    others; null changes nothing (embeddings.sinks). ``sink_wait_seconds``: seconds after which the job fails if a sink
-    lacks its version; null does not wait for sinks.
+    ``users``: settings of the users that are published with the items; null publishes only items. ``every_seconds``,
+    ``every_rows``: seconds, or rows, between versions that a one-pass job publishes while it trains, from its newest
+    checkpoint (trainer.publishing.repeated). ``keep_generations``: number of earlier anchor generations whose consumers
+    are still served, by views ``VIEW@gN``, when this job opens a new generation. ``sinks``: names of the operator's
+    databases that get each version that the collection serves from now on, and no others; null changes nothing
+    (embeddings.sinks). ``sink_wait_seconds``: seconds after which the job fails if a sink lacks its version; null does
+    not wait for sinks.
     """
 
     old_names: ClassVar[dict[str, str]] = {"compass": "frozen_context"}

@@ -37,7 +37,7 @@ def problems_of(errors: Iterable[Mapping[str, Any]]) -> Iterator[FieldProblem]:
 
 
 def _path_of(error: Mapping[str, Any]) -> list[str]:
-    """Return the path of the field as users write it, without the kind that pydantic adds to a model's path."""
+    """Return the path of the field as users write it, without the model kind that pydantic adds to a path."""
     where = [str(part) for part in error["loc"]]
     for index, part in enumerate(where[:-1]):
         if part == "model" and where[index + 1] in MODELS:

@@ -25,7 +25,7 @@ class DropoutMethod(Spec):
     with 0, ``explicit`` and ``noise`` replace masks (Algorithm 2). ``explicit``: R of ``output_hessian`` (R_approx,
     4.4), ``loss_jacobian`` (R~, 5.1) or ``identity`` (C.4); ``explicit_strength``: its lambda_1, by default q / (1 -
     q). ``noise`` added to the gradient: ``exact`` (section 3.1) or ``approximate`` (xi_approx, 4.6; with masks that is
-    Algorithm 4); ``noise_strength``: its factor, by default the one that gives the covariance of DROPOUT_1.
+    Algorithm 4); ``noise_strength``: its factor, by default that which gives the covariance of DROPOUT_1.
 
     ``label_samples``: number of sampled labels for the output Hessian (Algorithm 3); without it, the Hessian is exact.
     ``sign_samples``: number of draws of signs for ``identity`` (C.4); without it, the sum is exact. ``coefficient``:
@@ -69,8 +69,8 @@ class DropoutMethod(Spec):
 class Sam(Spec):
     """Sharpness-aware minimization (Foret et al., ICLR 2021).
 
-    The gradient is computed at w + ``rho`` g / |g|, and applied at w. ``of``: the parameters w: all, the rows of
-    tables, or the dense ones.
+    The gradient is computed at w + ``rho`` g / |g|, and applied at w. ``of``: the parameters w: all, only the rows of
+    tables, or only the dense parameters.
     """
 
     rho: Positive = 0.05
@@ -82,8 +82,8 @@ class EarlyStopping(Spec):
 
     ``metric``: default is NDCG among all items if the job measures it, else the first of auc, rmse and logloss, else
     the first ranking metric. A change counts as an improvement
-    if it is more than ``min_delta``. ``keep``: the final parameters, those after the ``best`` epoch or after the
-    ``last`` one. A job that publishes and has validation rows keeps its best epoch by default, and trains all epochs.
+    if it is more than ``min_delta``. ``keep``: the final parameters, those after the ``best`` or after the ``last``
+    epoch. A job that publishes and has validation rows keeps its best epoch by default, and trains all epochs.
     """
 
     metric: str | None = Field(default=None, min_length=1, max_length=64)

@@ -1,4 +1,4 @@
-"""``filter`` of a dataset: a condition on columns that its rows meet. Torch-free.
+"""The field ``filter`` of a dataset: a condition on columns that its rows meet. Torch-free.
 
 The grammar is that of comparisons in Python, read by :mod:`ast`; nothing is evaluated. trainer.data.sources.row_mask
 applies the condition to batches of rows.

@@ -14,7 +14,7 @@ def row_optimizer(spec: Optimizer, alpha: float | None, epoch_steps: int | None 
     Args:
         spec: The settings; settings that the optimizer's kind does not have are not used.
         alpha: The value of ``spec.alpha`` as a number; None for kinds without it.
-        epoch_steps: The number of steps of an epoch of the tables' first training, for ``decay: by_epoch``.
+        epoch_steps: The number of steps in an epoch of the tables' first training, for ``decay: by_epoch``.
 
     Raises:
         ValueError: The settings do not go together.

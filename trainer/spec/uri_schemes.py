@@ -8,7 +8,7 @@ from __future__ import annotations
 LOCAL = "file"
 OBJECTS = ("s3",)
 TOPICS = ("kafka",)
-"""Schemes of topics of messages; only the rows of a dataset can come from them, not other files."""
+"""Schemes of message topics; only the rows of a dataset can come from them, not other files."""
 SCHEMES = (LOCAL, *OBJECTS, *TOPICS)
 OBJECT_PREFIXES = tuple(f"{scheme}://" for scheme in OBJECTS)
 

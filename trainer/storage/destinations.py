@@ -47,7 +47,8 @@ def written(destination: Path | str, last: str | None = None) -> Iterator[Path]:
 def put(storage: RunStorage, name: str, path: Path, last: str | None = None) -> None:
     """Upload the local file ``path``, or every file of the folder ``path``, to ``name`` in the storage.
 
-    ``last``: name of the file that is uploaded last, and only if the storage has none of this name; None: no such file.
+    ``last``: name of the file that is uploaded last, and only if the storage has none of this name; None: no file is
+    last.
 
     Raises:
         StorageError: the storage cannot be reached, or another process has put the file ``last`` meanwhile.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trainer.training.loop import Trainer
 
 Emit = Callable[..., None]
-"""``emit(kind, **fields)`` writes an event of the run (trainer.runs.events). It is called only on rank 0."""
+"""``emit(kind, **fields)`` writes an event of the run (trainer.runs.events). The function is called only on rank 0."""
 
 
 @dataclass(frozen=True)

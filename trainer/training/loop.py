@@ -48,7 +48,7 @@ PROGRESS_SECONDS = 1.0
 FOLLOWING_PROGRESS_SECONDS = 10.0
 """Shortest time between progress events of a job that follows a folder, which may run for months."""
 IDLE_SECONDS = 0.5
-"""Longest wait for the next batch before the ranks exchange which of them has one, and whether to stop or save."""
+"""Longest wait for the next batch before the ranks exchange which of them have a batch, and whether to stop or save."""
 HELD_OUT = ("validation", "test")
 
 
@@ -316,9 +316,10 @@ class Trainer:
     # --- telling and keeping -----------------------------------------------------------------------------------------
 
     def log_progress(self) -> None:
-        """Write a progress event after this attempt's first step, then at most one each second, and one at the end.
+        """Write a progress event after this attempt's first step, then at most one each second, and a last at the end.
 
-        A job that follows a folder writes at most one in FOLLOWING_PROGRESS_SECONDS, also while it waits for data.
+        A job that follows a folder writes at most one event in FOLLOWING_PROGRESS_SECONDS, also while it waits for
+        data.
         """
         now = time.monotonic()
         between = PROGRESS_SECONDS if self.job.dataset.follow is None else FOLLOWING_PROGRESS_SECONDS

@@ -1,8 +1,8 @@
 """Our tables under TorchRec's DistributedModelParallel and its pipeline on one GPU, compared with TorchRec's.
 
 `python -m benchmarks.gpu.torchrec --device cuda --out FILE`. Needs only torch, torchrec, fbgemm_gpu, triton and numpy:
-it has its own copy of the few lines of :mod:`trainer` that wrap a model. FILE is written after each check, with the
-end of the traceback of one that failed. `--device cpu` is for trying it out, with few rows.
+it has its own copy of the few lines of :mod:`trainer` that wrap a model. FILE is written after each check, with the end
+of the traceback if the check failed. `--device cpu` is for trying it out, with few rows.
 
 * ``one_rank``: AdamAR and SSE, tables whole, by gloo and by NCCL: rows and state end as those of plain torch on the
   CPU without TorchRec; they are the same bits in a second run and in TrainPipelineSparseDist.

@@ -49,7 +49,7 @@ Rows = dict[str, Tensor]
 
 
 def small_settings(rows: int, backend: Backend | None) -> TableSettings:
-    """Return settings of tables of two widths, one feature of which is a list: AdamAR and SSE, once by a graph."""
+    """Return settings for tables of two widths, with a feature that is a list: AdamAR and SSE, once by a graph."""
     init = InitConfig("normal", 0.1)
     tables = [
         TableConfig("user", rows, 16, ("user",), init=init),
@@ -153,7 +153,7 @@ def by_torchrec(
 
 
 def whole(parts: Rows) -> Rows:
-    """Return rows and state with the parts of each table one after another."""
+    """Return rows and state with the parts of each table joined in order."""
     by_name: dict[str, dict[int, Tensor]] = {}
     for name, value in parts.items():
         what, _, row = name.partition("@")

@@ -110,7 +110,7 @@ class Optimizers:
 
 
 class _NoWrapper(DataParallelWrapper):
-    """Wrapper that leaves dense parameters alone, as that of trainer.distributed.sharded_model."""
+    """Wrapper that does not change dense parameters, as that of trainer.distributed.sharded_model."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         pass

@@ -31,7 +31,7 @@ TRAINING_ROWS = {"amazon_sports": 379_086, "epinions": 616_029, "ml1m": 800_103,
 NO_DECAY = "Adam"
 TABLE = "alpha"
 COST = 0.005
-"""Largest loss of AUC of a rule against the best half-life of a case."""
+"""Largest loss of AUC by a rule against the best half-life of a case."""
 
 
 def alpha_of(half_life: float, num_rows: int, batch_size: int) -> float:

@@ -81,7 +81,7 @@ def movies(path: Path) -> list[Words]:
 
 
 def vocabulary(sentences: Iterable[Words], size: int) -> dict[str, int]:
-    """Return rows of the most frequent words, ``size`` rows with the reserved ones; ties by the alphabet."""
+    """Return rows of the most frequent words, ``size`` rows with the reserved rows; ties by the alphabet."""
     counts = Counter(word for sentence in sentences for word in sentence)
     most = sorted(counts, key=lambda word: (-counts[word], word))[: size - NUM_RESERVED]
     return {word: NUM_RESERVED + at for at, word in enumerate(most)}

@@ -13,7 +13,7 @@ from trainer.data.sources.click_log import ClickLog
 from trainer.generalization.label_randomization import write_table
 
 LOG = ClickLog(num_rows=12_000, num_days=3, seed=0)
-"""Two rows in five have a query of their own: one-epoch overfitting shows within three epochs."""
+"""Two rows in five have a query of their own, so that one-epoch overfitting shows within three epochs."""
 
 
 def write_quick_data(folder: Path) -> None:

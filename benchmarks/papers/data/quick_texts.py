@@ -1,4 +1,4 @@
-"""Texts for the small form of recipes: each word depends on the one before it; positive and negative sentences."""
+"""Texts for the small form of recipes: each word depends on the word before it; positive and negative sentences."""
 
 from __future__ import annotations
 

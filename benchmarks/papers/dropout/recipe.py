@@ -56,15 +56,15 @@ SHARE = 0.2
 """Share of the training rows in table 2."""
 FIFTH = "fifth"
 ML1M = "ml1m"
-"""Its AUC rises for four epochs, where that of epinions falls after the first."""
+"""AUC on ml1m rises for four epochs, where that of epinions falls after the first."""
 
 
 class Size(NamedTuple):
     """Trainings of a form of the recipe.
 
-    ``of``: data sets, keyed by name, on which a training on all rows is compared with one on a fifth of the rows. The
-    first data set has all methods.
-    ``fields``: fields of all jobs; ``of_strengths``: further ones, of the jobs that try strengths.
+    ``of``: data sets, keyed by name, on which a training on all rows is compared with a training on a fifth of the
+    rows. The first data set has all methods. ``fields``: fields of all jobs; ``of_strengths``: other fields, of the
+    jobs that try strengths.
     """
 
     of: dict[str, DatasetSpec]

@@ -16,8 +16,7 @@ from trainer.spec import DatasetSpec, Split
 def write_training_share(dataset: DatasetSpec, split: Split, path: Path, share: float, seed: int = 0) -> None:
     """Write held-out rows and a random ``share`` of the training rows, unless ``path`` exists.
 
-    A job with the same split holds out the same rows of it, as a random split goes by the hash of a row's user and
-    item.
+    A random split hashes a row's user and item, so a job with the same split holds out the same rows of the file.
 
     Args:
         dataset: Parquet with the integer columns ``user`` and ``item``.

@@ -24,7 +24,7 @@ def covariate_shifts(tower: nn.Module, loss: Callable[[], Tensor], rate: float) 
 
     A layer's gradient is computed before and after a step of only the hidden layers below it, on the same rows:
     Santurkar et al., How Does Batch Normalization Help Optimization?, NeurIPS 2018, definition 2.1. The step is Adam's
-    first one: each weight moves by ``rate`` against the sign of its gradient.
+    first: each weight moves by ``rate`` against the sign of its gradient.
 
     Args:
         tower: made by :func:`trainer.models.layers.mlp.tower`; it runs in training mode, so batch normalisation uses

@@ -23,9 +23,9 @@ def by_depth(subject: Subject) -> dict[str, list[float]]:
     """Return the Jacobians and covariate shifts of a model's tower for each hidden layer.
 
     The Jacobians are computed on the first rows of the sample: ``initial``, ``large`` (initial weights times LARGE) and
-    ``trained``. Initial towers read the same inputs as the trained one, and their batch normalisation uses the moments
-    of these rows. The shifts are computed on the whole sample for a step at the dense rate, without the first layer:
-    ``initial cosine``, ``initial difference``, ``trained cosine``, ``trained difference``.
+    ``trained``. Initial towers read the same inputs as the trained tower, and their batch normalisation uses the
+    moments of these rows. The shifts are computed on the whole sample for a step at the dense rate, without the first
+    layer: ``initial cosine``, ``initial difference``, ``trained cosine``, ``trained difference``.
     """
     tower: Any = subject.model.tower
     inputs = inputs_of(tower, subject.losses)[:NUM_ROWS]

@@ -46,7 +46,7 @@ def recipe(data: Path, seeds: int = 3, quick: bool = False, *, rows: Path = Path
 
 
 def _jobs(data: Path, quick: bool) -> tuple[DatasetSpec, dict[str, JobSpec]]:
-    """Return the jobs of Adam, which overfits in its second epoch, and AdamAR, which does not."""
+    """Return the jobs of Adam, which overfits in its second epoch, and of AdamAR, which does not overfit."""
     if quick:
         of = documents.click_log(data)
         size: dict[str, Any] = {"dim": 8, "hidden": [16, 8], "batch_size": 128, "alpha": 1e-3}

@@ -66,7 +66,7 @@ class Figures:
         return self._rows.get(table.trials_of, [])
 
     def runs(self, table: Table, column: Column, row: str) -> tuple[str, Runs]:
-        """Return (candidate, its runs): the one with the best mean over seeds at its best validation epoch.
+        """Return (candidate, its runs) for the candidate with the best mean over seeds at its best validation epoch.
 
         ("", {}) where nothing has ended.
         """
@@ -122,7 +122,7 @@ class Figures:
 def shown(table: Table, column: Column, record: Record) -> tuple[float, ...]:
     """Return the figures of one run that a table cell shows.
 
-    These are the figures of every epoch, of the last one, or of the epoch that is best on validation.
+    The shown figures are those of every epoch, of the last epoch, or of the epoch that is best on validation.
     """
     curve = _curve(record, column.split, column.metric)
     if not curve:

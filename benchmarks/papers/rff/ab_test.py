@@ -29,7 +29,7 @@ WINDOW = 7
 NUM_FITTED, NUM_ASKED = 8_000, 2_500
 """Most rows that a consumer is fitted on, and most rows of a held-out day."""
 NUM_NEGATIVES, NUM_OTHERS = 4, 100
-"""Number of items shown besides the taken one, in fitting and in evaluation."""
+"""Number of items shown besides the taken item, in fitting and in evaluation."""
 
 
 class Day(NamedTuple):
@@ -105,7 +105,7 @@ def judge(days: Sequence[Day], features: Features, consumer: Consumer) -> Judged
 def section_of(
     days: Sequence[Day], numbers: Sequence[int], dim: int, behind: Sequence[dict[str, Any]], memory: Path
 ) -> tuple[Section, dict[tuple[str, str], Judged]]:
-    """Return the section, and the figures by (consumer, arm).
+    """Return the report's section, and the results by (consumer, arm).
 
     ``numbers``: the numbers of the days. ``memory``: a folder of kept results.
     """

@@ -93,7 +93,8 @@ def histories(rows: Path, ids: Array, seed: int = 0) -> Histories:
 class TwoTower(torch.nn.Module):
     """Scores of items for users who have a history.
 
-    ``features`` float32 [n, k] are frozen. They are standardised, since a view's features are small and not centred.
+    ``features`` float32 [n, k] are frozen. The features are standardised, since a view's features are small and not
+    centred.
     """
 
     def __init__(self, features: torch.Tensor):
@@ -107,7 +108,7 @@ class TwoTower(torch.nn.Module):
         self.bias = torch.nn.Parameter(torch.tensor(-HIDDEN / 4))
 
     def read(self, features: torch.Tensor) -> None:
-        """Switch to other features of the same items, standardised by the moments of the first ones."""
+        """Switch to other features of the same items, standardised by the moments of the first features."""
         # Row -1 stands for no item.
         self._features = torch.cat([(features - self._mean) / self._scale, torch.zeros(1, features.shape[1])])
 

@@ -29,7 +29,7 @@ from trainer.search.records import facts
 VARIANCES = (0.2, 0.4, 0.6, 0.8, 1.0)
 """The values of sigma_Q^2 in figure A.4, and 1, the standard Gaussian of table 1."""
 EXPONENTIAL_RUNS = 3
-"""Limit of runs, as a regression with one feature per item takes a hundred times as long as one on h."""
+"""Limit of runs, as a regression with one feature per item takes a hundred times as long as a regression on h."""
 PRODUCTS = "<h, h'>"
 Runs = dict[int, dict[str, Array]]
 """The kept arrays of each run, by seed."""

@@ -55,7 +55,7 @@ def risk_and_alignment(vectors: Array, labels: Array, held_out: Array, sigma: fl
 
 
 def proposition_4(runs: Sequence[Array], classes: Array, num_draws: int) -> Section:
-    """Return differences of A_n of features from A_n of the kernel, by m, by n and by Q.
+    """Return the differences between A_n for features and A_n for the kernel, by m, by n and by Q.
 
     All are computed on the first run. By m: the root mean square over draws of U of A_n(U) - A_n(K) on all items, and
     the mean over draws of the largest abs(A_n(Q) - A_n(Q*)) of phi_m over Q = N(0, sigma_Q^2), which the proposition
@@ -110,7 +110,7 @@ def proposition_4(runs: Sequence[Array], classes: Array, num_draws: int) -> Sect
 
 
 def largest_difference(rows: Array, codes: Array, m: int, seed: int) -> float:
-    """Return max over VARIANCES of abs(A_n(Q) - A_n(Q*)) of phi_m of unit rows [n, d].
+    """Return max over VARIANCES of abs(A_n(Q) - A_n(Q*)) for phi_m of unit rows [n, d].
 
     Q and Q* have different seeds for their frequencies. All Q use the same draws, scaled by their sigma_Q.
     """

@@ -81,13 +81,13 @@ def spread(places: Floats) -> list[float]:
 
 
 def explained(rows: Floats, count: int) -> list[float]:
-    """Return the share of the variance of rows [n, d] in each of the first ``count`` principal components."""
+    """Return the share that each of the first ``count`` principal components has in the variance of rows [n, d]."""
     values = np.linalg.svd(rows - rows.mean(axis=0), compute_uv=False) ** 2
     return [float(one) for one in values[:count] / values.sum()]
 
 
 def nearness(rows: Floats) -> list[float]:
-    """Return the share of rows [n, d] within each distance of NEAR of the nearer of two centres (2-means)."""
+    """Return, for each distance in NEAR, the share of rows [n, d] at most so far from a centre (2-means)."""
     centred = rows - rows.mean(axis=0)
     radius = float(np.sqrt(np.mean(np.sum(centred**2, axis=1))))
     along = centred @ np.linalg.svd(centred, full_matrices=False)[2][0]

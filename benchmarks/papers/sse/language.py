@@ -24,7 +24,7 @@ FINE_TUNING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     BOTH: (PRETRAINING[SSE], {"swaps": FINE_TUNING_SWAPS}),
     "Fine-tuning": ({"epochs": 0}, {}),
 }
-"""The settings of pre-training and of fine-tuning, by row of the table."""
+"""Settings for pre-training and fine-tuning, by row of the table."""
 TASKS: dict[str, dict[str, Any]] = {"sentence_polarity": {"epochs": 3}, "movie_reviews": {"epochs": 4}}
 """The settings of fine-tuning by file; there are fewer reviews, hence more epochs."""
 QUICK_PRETRAINING: dict[str, Any] = {

@@ -208,7 +208,7 @@ def _write(data: Path, rows: Path) -> None:
 
 
 def _users_with(ratings: pa.Table, compare: Callable[[Any, int], Any], number: int) -> pa.Array:
-    """Return a mask, bool [n], of the rows of users for whose number of ratings ``compare`` is true."""
+    """Return bool [n], True for rows whose user has a number of ratings for which ``compare`` is true."""
     counts = ratings.group_by("user").aggregate([("item", "count")])
     users = counts.filter(compare(counts["item_count"], number))["user"].combine_chunks()
     return pc.is_in(ratings["user"], value_set=users)

@@ -83,7 +83,7 @@ class Classifier(nn.Module):
 
 
 def read_texts(path: Path, rows_of: dict[str, int], num_words: int) -> dict[str, Texts]:
-    """Return the texts of each split: by the file's ``fold`` if it has one, else drawn once, equal for every seed.
+    """Return the texts of each split: by the file's column ``fold`` if any, else drawn once, equal for every seed.
 
     Raises:
         ValueError: the file does not exist.
@@ -134,7 +134,7 @@ def fine_tune(
 ) -> Iterator[dict[str, Any]]:
     """Fine-tune; yield accuracy and F1 of each epoch and split.
 
-    Those of the training split are over its first texts, as many as the validation split has.
+    Metrics of the training split are over its first texts, as many as the validation split has.
 
     Raises:
         ValueError: a file does not exist, or texts are longer than the encoder has positions for.

@@ -22,7 +22,7 @@ def run_grid(trials: Sequence[AnyTrial], out: Path, *, workers: int, command: st
     """Run the trials that have not yet succeeded, jobs before texts, and return the records of all, in order.
 
     A trial that fails is recorded and does not stop the others; the same command tries it again. ``workers`` jobs train
-    at a time, with one CPU each; measurements and trainings on texts run in this process, one after the other.
+    at a time, with one CPU each; measurements and trainings on texts run in this process, in turn.
 
     Raises:
         ValueError: another grid is using these results.

@@ -51,8 +51,8 @@ class Trial(Named):
     """A trial that is one training by a job.
 
     ``table``, ``column`` and ``row`` name the cell of its figures. Runs of one cell that differ in ``tried`` are
-    candidates, of which the validation split chooses one. ``measured_by``: the name of a measurement of the trained
-    model (benchmarks.papers.trials.post_training_metrics); empty for none.
+    candidates, of which the validation split chooses the best. ``measured_by``: the name of a measurement of the
+    trained model (benchmarks.papers.trials.post_training_metrics); empty for none.
     """
 
     table: str
@@ -71,8 +71,8 @@ class Trial(Named):
     def key(self) -> str:
         """16 hex digits that identify the trial by its content.
 
-        They hash the specs, the names and sizes of the files, the measurement, and the versions of the packages that
-        decide figures. The location of the files does not count.
+        The keys hash the specs, the names and sizes of the files, the measurement, and the versions of the packages
+        that decide figures. The location of the files does not count.
         """
         rows = Path(self.dataset.uri)
         dataset = self.dataset.model_dump(mode="json") | {"uri": rows.name}
@@ -155,8 +155,8 @@ class Table:
 class Claim:
     """A claim that ``left`` is better than ``right`` by at least ``at_least`` in a column of a table.
 
-    Each side is (row, which epoch). Best and last are chosen on the means over seeds. In a table with ``when`` "best"
-    each cell has a single figure, which is used for any epoch.
+    Each side of the claim is (row, which epoch). Best and last are chosen on the means over seeds. In a table with
+    ``when`` "best" each cell has a single figure, which is used for any epoch.
     """
 
     text: str

@@ -80,7 +80,7 @@ def _group(heading: str) -> str:
 
 
 def _shared(kinds: list[dict[str, str]]) -> dict[str, str]:
-    """Map each field to its most frequent line, if at least two kinds have that line in common."""
+    """Map each field to its most frequent description, if at least two of the variants in ``kinds`` share it."""
     counts: dict[str, Counter[str]] = {}
     for lines in kinds:
         for name, line in lines.items():

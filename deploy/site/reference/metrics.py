@@ -1,4 +1,4 @@
-"""The page of the series of ``/metrics``, read from a service without data."""
+"""The reference page on all series of ``/metrics``, which are read from a service without data."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Build the compiled kernels, once for each instruction set: ``python -m embeddings.kernels.cpu.build``.
 
-The compiler is $CXX, else the system's, else the one in the ziglang package. A library's name contains the hash of its
+The compiler is $CXX, else the system's, else that of the ziglang package. A library's name contains the hash of its
 sources, so that a library built from other sources is never loaded. This module imports nothing of the project.
 """
 

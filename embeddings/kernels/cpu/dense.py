@@ -94,7 +94,7 @@ def split_fields(rows: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tens
 def split_fields_backward(
     vectors: torch.Tensor, sums: torch.Tensor, gradients: tuple[torch.Tensor | None, ...]
 ) -> torch.Tensor:
-    """Return the gradient of the rows from the ``gradients`` of :func:`split_fields`' first three results."""
+    """Return the gradient of the rows from ``gradients``, those of the first three results of :func:`split_fields`."""
     num_samples, dim = sums.shape
     num_fields = vectors.shape[1] // dim
     of_rows = vectors.new_empty(num_samples, num_fields * (dim + 1))

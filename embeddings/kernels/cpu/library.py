@@ -1,4 +1,4 @@
-"""Loading of the compiled kernels, and of the C structures of their arguments, which are read from the headers."""
+"""Loading of the compiled kernels. The C structures of their arguments are read from the headers."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _LEAST_WIDTH = 8
-"""Least number of rows and columns of a product that oneDNN takes; thinner ones gain nothing from its kernels."""
+"""Least number of rows and columns of a product that oneDNN takes; thinner products gain nothing from its kernels."""
 
 
 @functools.cache
@@ -21,9 +21,9 @@ def _prefers_onednn() -> bool:
 
 
 def product(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x @ y``, plus ``bias`` if there is one.
+    """Return ``x @ y``, plus ``bias`` if any.
 
-    Both libraries multiply and add in float32, in another order. Where autograd records it is plain torch's.
+    The two libraries multiply and add in float32, each in its own order. Where autograd records it is plain torch's.
 
     Args:
         x: [n, k].

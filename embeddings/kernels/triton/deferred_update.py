@@ -17,12 +17,12 @@ from embeddings.optim.deferred_update import DeferredUpdateCoefficients
 def deferred_decay(
     last, completed, num_near, decay, num_decay, logs, num_logs, now, FROM_START: tl.constexpr, LOGS: tl.constexpr
 ):  # fmt: skip
-    """Return P of rows last touched at steps ``last``, positions in ``near``, and flags of rows that have one.
+    """Return P of rows last touched at steps ``last``, their positions in ``near``, and flags of rows with a position.
 
-    See embeddings.optim.deferred_update.DeferredUpdateCoefficients. ``last`` is int32. ``near`` is ``movements`` of
-    rows that were not touched for J < num_near steps. ``decay`` is P without the constant decay for J < num_decay; the
-    last entry holds for every later J. ``logs`` is float64 L[s] for s < num_logs, read if LOGS; ``now`` is float64
-    L[K], and what a later step adds.
+    See embeddings.optim.deferred_update.DeferredUpdateCoefficients. ``last`` is int32. ``near`` is its attribute
+    ``movements``, for rows untouched for J < num_near steps. ``decay`` is P without the constant decay for J <
+    num_decay; the last entry holds for every later J. ``logs`` is float64 L[s] for s < num_logs, read if LOGS; ``now``
+    is float64 L[K], and what a later step adds.
     """
     owing = last > 0
     if FROM_START:
@@ -41,8 +41,8 @@ def deferred_decay(
 def movement(m, v, near, num_pairs, idle_steps, moving, INSIDE: tl.constexpr):
     """Sum drift m / root over the nodes: the amount to subtract from rows [n, BLOCK] with these moments.
 
-    ``near`` has the nodes in pairs. Those of rows not touched for J steps start at 4 J num_pairs. The number of pairs
-    is no compile-time constant, because it changes in a run's first steps.
+    ``near`` has the nodes in pairs. The nodes of rows not touched for J steps start at 4 J num_pairs. The number of
+    pairs is no compile-time constant, because it changes in a run's first steps.
     """
     taken = tl.zeros_like(m)
     for pair in range(num_pairs):

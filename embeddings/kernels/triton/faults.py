@@ -82,6 +82,6 @@ class Faults:
             raise
 
     def _report(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
-        """Raise ValueError for the first fault of a lookup, if it has one."""
+        """Raise ValueError for the first fault of a lookup, if it has any."""
         batch_size = (offsets.numel() - 1) // len(self.layout.descriptors)
         self.layout.check_lookup(indices.cpu(), offsets.cpu(), batch_size)

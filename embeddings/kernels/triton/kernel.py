@@ -39,7 +39,7 @@ LOG2_ZERO = -1e5
 
 @dataclass(frozen=True)
 class Group:
-    """The features of all tables of one dim, which one kernel launch serves."""
+    """The features of all tables of one dim. One kernel launch looks all of them up."""
 
     dim: int
     alignment: int  # every output column is a multiple of it
@@ -105,7 +105,7 @@ class TritonKernel:
 
     Attributes:
         tiling: tile sizes of the programs.
-        split: largest number of entries of a row that one program sums, see embeddings.kernels.triton.update.
+        split: most entries that one program sums for a row, see embeddings.kernels.triton.update.
     """
 
     def __init__(self, layout: Layout) -> None:

@@ -36,7 +36,7 @@ def lookup(
 ):  # fmt: skip
     """Look up and pool; grid: features times tiles.
 
-    Triton takes flat arguments: no struct crosses a launch.
+    The arguments are flat because Triton passes no structs.
 
     ``fault`` gets a 1 where an id or an offset is bad; such an id adds nothing.
     """

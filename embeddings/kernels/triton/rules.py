@@ -108,7 +108,7 @@ def apply(
 ):  # fmt: skip
     """Update the rows that :func:`read_rows` has read where ``mask``, with the summed gradients [TILE, BLOCK].
 
-    Triton takes flat arguments: no struct crosses a launch.
+    The arguments are flat because Triton passes no structs.
     """
     compute = grad.dtype
     writing = mask[:, None] & (d < DIM)

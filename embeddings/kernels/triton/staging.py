@@ -27,7 +27,7 @@ class Staging:
     """Copies arrays to the device without waiting for running kernels.
 
     Pinned memory is reused, because pinning takes longer than the copy. So a returned tensor is overwritten, in stream
-    order, once the slots have been used in turn for further arrays of similar size.
+    order, once all slots have been used in turn for later arrays of similar size.
     """
 
     def __init__(self, device: torch.device) -> None:

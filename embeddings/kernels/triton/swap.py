@@ -1,4 +1,4 @@
-"""Stochastic Shared Embeddings before the lookup: the swaps of :mod:`embeddings.sse`, bit for bit.
+"""Stochastic Shared Embeddings before the lookup: ids are swapped as by :mod:`embeddings.sse`, bit for bit.
 
 Swaps have a launch of their own. Programs of the lookup take a few samples each, and each would have to walk through
 the whole block that contains its samples.

@@ -8,8 +8,8 @@ and last have SPLIT.
 :func:`update` has one program for TILE entries. It lists the pieces that start there, and sums ROWS of them at a time
 while their rows are being loaded; this keeps all threads busy however long the pieces are. It updates rows whose
 entries are in one piece, and writes the sums of other rows' pieces to ``partials``. :func:`finish` adds these sums in
-order and updates their rows. The order of all sums depends on the sorted ids alone, and there are no atomics, so
-results are bitwise the same in every run. No count goes back to the host, so nothing waits for the device.
+order and updates their rows. The order of all sums depends only on the sorted ids, and there are no atomics, so results
+are bitwise the same in every run. No count goes back to the host, so nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def update(
 ):  # fmt: skip
     """Sum gradients and update rows of the tables whose keys lie in [first_key, end_key), all of one dim.
 
-    Triton takes flat arguments: no struct crosses a launch.
+    The arguments are flat because Triton passes no structs.
 
     Grid: tiles of entries. ``keys`` are sorted row numbers over all tables, ``order`` has their indices before sorting.
     ``partials`` is [2 ceil(num_entries / SPLIT), DIM]. A piece that starts with a split at entry i has index 2 i /
@@ -141,7 +141,7 @@ def finish(
 ):  # fmt: skip
     """Update the rows whose run was split; grid: windows of WINDOW blocks of SPLIT entries.
 
-    Triton takes flat arguments: no struct crosses a launch.
+    The arguments are flat because Triton passes no structs.
 
     The program with a run's first split updates its row. The sums of the pieces are added DEPTH at a time.
     """
@@ -199,7 +199,7 @@ def _gradient(
     grads, order, grad_offsets, pooling_weights, at, mask, d,
     DIM: tl.constexpr, ALIGNMENT: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients of the sorted entries ``at`` with respect to their rows, [len(at), BLOCK]."""
+    """Return the loss's gradients with respect to the rows of the sorted entries ``at``, [len(at), BLOCK]."""
     entry = tl.load(order + at, mask=mask, other=0)
     place = tl.load(grad_offsets + entry, mask=mask, other=0)
     return _gradient_at(grads, pooling_weights, place, entry, mask, d, DIM, ALIGNMENT, SHARED)

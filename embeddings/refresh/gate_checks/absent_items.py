@@ -36,7 +36,7 @@ class Carried(GateCheck):
     Only ``unreplaced`` has a limit by default; the others inform.
 
     - ``newly_carried``: share of the items found in the previous version that are not found in the candidate.
-    - ``unreplaced``: ``newly_carried`` less the items found in the candidate alone, as a share of the same total.
+    - ``unreplaced``: ``newly_carried`` less the items found only in the candidate, as a share of the same total.
     - ``newly_carried_traffic``, ``unreplaced_traffic``: the same, weighted by the items' counts.
     - ``newly_carried_rise``: rise of ``newly_carried`` since the previous version.
     - ``carried``: share of carried vectors among the items to be served that were found in one of the last

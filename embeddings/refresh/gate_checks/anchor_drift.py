@@ -15,10 +15,10 @@ DRIFT = "anchor_cosine"
 class AnchorDrift(GateCheck):
     """``anchor_cosine``: mean cosine of the candidate's items to those of the version that drift is counted from.
 
-    That version is the first of the anchor generation, or a later one that somebody promoted although this check had
-    held it. Each refresh may be close to the one before while the last is far from the first, on which a consumer was
-    fitted. The mean is over items found in both versions with enough training rows; with fewer than ``MIN_EVIDENT``
-    there is no metric.
+    That version is the first of the anchor generation, or a later version that somebody promoted although this check
+    had held it. Each refresh may be close to the refresh before it, while the last is far from the first, on which a
+    consumer was fitted. The mean is over items found in both versions with enough training rows; with fewer than
+    ``MIN_EVIDENT`` there is no metric.
     """
 
     about = "vectors"

@@ -13,7 +13,7 @@ Metrics = Mapping[str, float]
 Subject = Literal["items", "vectors", "run", "rows", "model"]
 
 STANDARD_ERROR = "_se"
-"""Suffix of the metric that holds the standard error of another one."""
+"""Suffix of the metric that holds the standard error of another metric."""
 MOVED = (
     "the vectors moved more than this collection's refreshes move them. Check that the run was warm-started from the "
     "current version (init_from), and its data; to serve it all the same, promote it with a reason and override_gate"
@@ -68,4 +68,4 @@ class GateCheck(ABC):
     @staticmethod
     @abstractmethod
     def measure(comparison: Comparison) -> dict[str, float]:
-        """Return metrics, keyed by name; NaN stands for one that cannot be measured, and fails its limit."""
+        """Return metrics, keyed by name; NaN stands for a metric that cannot be measured, and fails its limit."""

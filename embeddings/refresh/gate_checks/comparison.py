@@ -34,8 +34,8 @@ class Shorter:
     """Length of a candidate's training window relative to those of the versions before it.
 
     Attributes:
-        shares: length of the candidate's window in days over that of the previous version, of the one before it and so
-            on; 1 where it is as long or longer, and for versions beyond the last entry.
+        shares: length of the candidate's window in days over that of the previous version, of the version before it and
+            so on; 1 where it is as long or longer, and for versions beyond the last entry.
         stands_for: number of items of the previous version that one new item replaces: 1 + (days left out) / (new days)
             for a shorter window, assuming that each day adds as many items as it removes. None without a new day.
     """
@@ -50,7 +50,7 @@ class Shorter:
 
 
 MIN_EVIDENT = 30
-"""Fewest evident shared items to measure alone; with fewer, all shared items are measured."""
+"""Fewest evident shared items to measure without the others; with fewer, all shared items are measured."""
 MIN_ROWS = 2
 """Fewest training rows, in both versions, for an item's norm to be judged; a single row is noise."""
 
@@ -60,7 +60,7 @@ class Comparison:
     """An aligned candidate, not yet averaged, and the version that is served.
 
     Args:
-        previous: the version that is served; None: the candidate is the first one, which needs none.
+        previous: the version that is served; None: the candidate is the first version.
         candidate: the candidate.
         live: bool [n], items that count for ``coverage``.
         probes: documents of the probes that can read both (embeddings.refresh.probe), keyed by name.
@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def served(self) -> ItemVectors:
-        """The previous version, for checks that need one."""
+        """The previous version, for checks that need a previous version."""
         assert self.previous is not None
         return self.previous
 
@@ -136,9 +136,9 @@ class Comparison:
     def evident(self) -> tuple[Array, Array]:
         """Rows (of previous, of candidate) of the shared items with enough training rows in both.
 
-        The vector of an item with one click is noise: two trainings agree on it no more than on a random direction. It
-        would hide a movement of the other items, or look like one. All shared items are used if counts are unknown or
-        fewer than ``MIN_EVIDENT`` items are evident.
+        The vector of an item with one click is noise: two trainings agree on it no more than on a random direction.
+        This noise would hide a movement of the other items, or look like a movement. All shared items are used if
+        counts are unknown or fewer than ``MIN_EVIDENT`` items are evident.
         """
         old, new = self.shared
         known = [counts[rows] for counts, rows in ((self.served.counts, old), (self.candidate.counts, new))
@@ -152,7 +152,7 @@ class Comparison:
     def counted(self) -> tuple[tuple[Array, Array], Array]:
         """Rows (of previous, of candidate) of the shared items with ``MIN_ROWS`` in both, and their counts.
 
-        The counts are float64 [2, n]. Without known counts there are no items.
+        The counts are float64 [2, n]. Rows and counts are empty unless both versions have counts.
         """
         old, new = self.shared
         if self.served.counts is None or self.candidate.counts is None:
@@ -167,7 +167,7 @@ class Comparison:
         return len(self.evident[0]) == len(self.shared[0])
 
     def generator_of(self, purpose: int) -> np.random.Generator:
-        """Return a generator for one purpose; further draws from ``generator`` would change those of later checks."""
+        """Return a generator for one purpose; more draws from ``generator`` would change the draws of later checks."""
         return np.random.Generator(np.random.Philox([self.sampling.seed, purpose]))
 
     @cached_property

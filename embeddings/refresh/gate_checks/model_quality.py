@@ -14,8 +14,8 @@ class ModelQuality(GateCheck):
     """Figures of :class:`embeddings.refresh.model_comparison.ModelComparison`.
 
     ``model_gain[SLICE]``: upper confidence limit of the candidate's metric less the served model's; below ``-MARGIN``
-    the candidate is held. ``model_gain[ndcg_20_full]``: the same of a ranking of all items for each user, if there is
-    one. ``model_metric``, ``model_metric[newest]``: the candidate's own metric; ``model_metric_before``,
+    the candidate is held. ``model_gain[ndcg_20_full]``: the same for rankings of all items, if each user has such a
+    ranking. ``model_metric``, ``model_metric[newest]``: the candidate's own metric; ``model_metric_before``,
     ``model_metric_before[SLICE]``: the served model's on today's rows. A fall of either below its usual values holds
     the candidate, because a comparison misses two faults: unreadable rows make all models equally bad, and on rows with
     wrong labels a model that has learnt them is the better one.

@@ -1,4 +1,4 @@
-"""The checks of the gate: to add one, write its class and enter it at the end."""
+"""The checks of the gate: to add a check, write its class and enter it at the end."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class RowFigures(GateCheck):
 
     ``log_rows`` and ``log_users``: natural logarithms of the numbers of rows and of users. ``largest_user``: share of
     the rows that the most active user has. ``pairing``: association of users with their items, .5 if the item column
-    was shuffled; ``pairing_newest``: the same of the newest rows. ``popularity``: correlation of items' counts between
+    was shuffled; ``pairing_newest``: the same for the newest rows. ``popularity``: correlation of items' counts between
     the newest rows and the others.
     """
 

@@ -41,7 +41,7 @@ class CollectiveCheck:
             self._work = dist.all_reduce(self._highest, dist.ReduceOp.MAX, group=group, async_op=True)
 
     def count(self) -> None:
-        """Raise ValueError with this rank's problem, or OtherRankFailed if only others have one."""
+        """Raise ValueError with this rank's problem, or OtherRankFailed if only other ranks have a problem."""
         if self._work is not None:
             self._work.wait()
         if self._problem is not None:

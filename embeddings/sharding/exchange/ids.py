@@ -23,7 +23,7 @@ def in_one_exchange(distribution: Any) -> Any:
 
 
 class IdExchange(KJTAllToAll):
-    """TorchRec's KJTAllToAll, which sends features to their ranks, through shared memory if the ranks have it."""
+    """TorchRec's KJTAllToAll, which sends features to their ranks, through shared memory if the ranks share any."""
 
     def __init__(self, torchrecs: KJTAllToAll) -> None:
         super().__init__(torchrecs._pg, torchrecs._splits, torchrecs._stagger)

@@ -6,8 +6,8 @@ them its location, and they read it in place.
 
 * The memory is anonymous (memfd_create) and handed over as a file descriptor: it has no name, and disappears when its
   ranks are killed.
-* Messages go through Unix sockets (SOCK_SEQPACKET, one for each pair), so a rank that dies ends the waiting of all at
-  once: a socket that is closed reads as such.
+* Messages go through Unix sockets (SOCK_SEQPACKET, one for each pair), so a rank that dies ends the waiting of all
+  others at once, because they see that its socket is closed.
 * Only ranks of the same user, kernel and network namespace connect. If any two cannot, all ranks use gloo instead
   (:mod:`embeddings.sharding.exchange.collectives`).
 """
@@ -48,7 +48,7 @@ _DTYPES = {str(dtype): dtype for dtype in (
 )}  # fmt: skip
 
 Part = Tensor | Sequence[Tensor]
-"""Data to send: a tensor, or several matrices that are sent as one, joined along columns."""
+"""Data to send: a tensor, or several matrices, sent joined along columns."""
 
 _of_group: WeakKeyDictionary[dist.ProcessGroup, HostMemory | None] = WeakKeyDictionary()
 _by_network = False
@@ -273,7 +273,7 @@ def _host() -> list[Any] | None:
 def _peers(
     rank: int, listener: socket.socket, addresses: Sequence[bytes]
 ) -> tuple[list[socket.socket | None], str | None]:
-    """Return a socket to every other rank, and a description of any problem; higher ranks connect to lower ones."""
+    """Return a socket to every other rank, and a description of any problem; higher ranks connect to lower ranks."""
     peers: list[socket.socket | None] = [None] * len(addresses)
     problem = None
     for number in range(len(addresses)):

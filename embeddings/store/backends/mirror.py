@@ -155,7 +155,7 @@ class Mirror(CollectionDirectory):
                 self._pull(self.remote.index() or data)
 
     def _remember(self) -> bool:
-        """Load the mirror's last index from disk, for use while the store is away; return True if there is one."""
+        """Load the mirror's last index from disk, for use while the store is away; return True if an index exists."""
         with contextlib.suppress(FileNotFoundError, CorruptStore):
             self._adopt(self._index_file.read_bytes())
         return self._seen is not None
@@ -319,7 +319,7 @@ class Mirror(CollectionDirectory):
     def _is_unnamed(self, path: str, local: dict[str, Path]) -> bool:
         """Return True if a version's file is no longer needed.
 
-        Its version has expired, or an erasure has replaced the file by another.
+        Such a file's version has expired, or an erasure has replaced the file by another.
         """
         version = PurePosixPath(path).parent.name
         if f"versions/{version}/{MANIFEST_FILE}" not in local or self._entry(path) is None:
@@ -377,7 +377,7 @@ class Mirror(CollectionDirectory):
         return self.remote.reader(manifest, item_rows)
 
     def _fetch_data(self, directory: Path, file: FileEntry) -> None:
-        """Fetch a file of a version, unless the mirror has it undamaged.
+        """Fetch a file of a version, unless the mirror has an undamaged copy.
 
         Raises:
             CorruptStore: the index does not name the file, or its object is gone.

@@ -62,9 +62,9 @@ _RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL
 def open_redis(text: str) -> RemoteStore:
     """Return the store at ``redis://HOST:PORT/DB``.
 
-    Options in its query: ``prefix`` of all keys (default ``evenkeel:``), ``grace_seconds``, for which the rows of an
-    expired version stay readable (default 600), and the options of every remote store. ``rows=packed`` is accepted and
-    changes nothing.
+    Options in its query: ``prefix``, with which all keys begin (default ``evenkeel:``), ``grace_seconds``, for which
+    the rows of an expired version stay readable (default 600), and the options of every remote store. ``rows=packed``
+    is accepted and changes nothing.
 
     Raises:
         ValueError: an unknown option, or an invalid value.

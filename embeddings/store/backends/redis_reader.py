@@ -35,8 +35,8 @@ return {redis.call('EXISTS', KEYS[2]), redis.call('GET', KEYS[3]), table.concat(
 """
 """Script that reads rows of ARGV[1] bytes, each at a (block, first byte) pair, and tests if ``alive`` exists.
 
-It also returns the value of a third key. A script is atomic in Redis: either all loaded rows exist, or the reader
-learns that the version is gone.
+The script also returns the value of a third key. A script is atomic in Redis: either all loaded rows exist, or the
+reader learns that the version is gone.
 """
 
 
@@ -85,7 +85,7 @@ class RedisReader(VersionReader):
     def lookup_given(self, ids: Any, key: bytes, value: bytes) -> tuple[Array, Array] | None:
         """Return the result of :meth:`lookup` if Redis has ``value`` at ``key``, else None.
 
-        The same script reads both. It is no error if the rows are gone because another version is served.
+        The same script reads both. Rows that are gone because another version is served are no error.
         """
         try:
             return self._lookup(ids, Given(key, value))

@@ -174,9 +174,9 @@ def _batch(content: bytes) -> pa.RecordBatch:
 def repack(client: Client, keys: RowKeys) -> dict[str, Any]:
     """Rewrite rows of an earlier release, which have a key each, as blocks; return BASE:info.
 
-    Such a row is vector bytes and one byte of status, at key ``row_keys`` + ID or BASE:id:ID. A version may also store
-    only its differences from the rows of a ``base``, with the removed ids in BASE:gone. Several processes may call this
-    at once.
+    A row of an earlier release is vector bytes and one byte of status, at key ``row_keys`` + ID or BASE:id:ID. A
+    version may also store only its differences from the rows of a ``base``, with the removed ids in BASE:gone. Several
+    processes may call this at once.
 
     Raises:
         RowsGone: the rows are no longer in Redis.

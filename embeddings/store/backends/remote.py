@@ -94,7 +94,7 @@ def files_of(index: bytes, where: Path) -> Files:
 def content_name(path: str, sha256: str) -> str:
     """Return the name of the object that stores a file.
 
-    It contains the file's name and hash, so that an object never has to change.
+    The name contains the file's name and hash, so that an object never has to change.
     """
     file = PurePosixPath(path)
     return str(file.with_name(f"{file.stem}-{sha256[:16]}{file.suffix}"))

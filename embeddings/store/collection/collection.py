@@ -50,7 +50,7 @@ class Collection(CollectionWriter, CollectionViews):
     def history(self) -> list[dict[str, Any]]:
         """Return the latest switches, oldest first.
 
-        Each is {version, at, kind: publish|promote, reason, override_gate, key}.
+        Each entry is {version, at, kind: publish|promote, reason, override_gate, key}.
         """
         return copy.deepcopy(self._files.pointer.read().history)
 
@@ -63,7 +63,7 @@ class Collection(CollectionWriter, CollectionViews):
         return self._reader.records()
 
     def manifest(self, version: str = "current") -> dict[str, Any]:
-        """Return the manifest of a version or of the current one.
+        """Return the manifest of a version, by default of the current version.
 
         Besides the entries written with the version it has ``state`` and, if held, ``reasons``. ``override`` is
         {reason, key, at} if somebody promoted the version although the gate held it, else None. ``damaged`` describes
@@ -77,7 +77,7 @@ class Collection(CollectionWriter, CollectionViews):
         return self._reader.record(version).to_json()
 
     def id_type(self, part: Part = ITEMS) -> str:
-        """Return the type of the ids of items, or of users: ``int64`` or ``string``.
+        """Return the type of item ids, or of user ids: ``int64`` or ``string``.
 
         Raises:
             UnknownCollection: the collection has no version.
@@ -94,14 +94,15 @@ class Collection(CollectionWriter, CollectionViews):
         Raises:
             UnknownVersion: there is no such version.
             UnknownCollection: the collection has no version.
-            CorruptStore: the version that the caller named is damaged; or the current one and all served before it are.
+            CorruptStore: the version that the caller named is damaged; or the current version and all that were served
+                before it are.
         """
         return self._reader.open(version)
 
     def lookup(self, ids: Any, version: str = "current") -> Lookup:
         """Look up ``ids`` in one version, as ``open(version).lookup(ids)`` does.
 
-        If the rows are in a remote store this takes one round trip instead of two. It raises the errors of both.
+        If the rows are in a remote store this takes one round trip instead of two. The call raises the errors of both.
 
         Returns:
             (version, status uint8 [n], vectors float32 [n, d]) of ``ids``, in the order given.
@@ -111,11 +112,8 @@ class Collection(CollectionWriter, CollectionViews):
     def recommender(self, version: str = "current") -> Recommender:
         """Return the items and users of one version, which recommend items to users.
 
-        Raises:
-            NoUsers: the version has items alone.
-            UnknownVersion: there is no such version.
-            UnknownCollection: the collection has no version.
-            CorruptStore: a file of the version is damaged.
+        Raises: NoUsers: the version has only items. UnknownVersion: there is no such version. UnknownCollection: the
+            collection has no version. CorruptStore: a file of the version is damaged.
         """
         return self._reader.recommender(version)
 
@@ -136,7 +134,7 @@ class Collection(CollectionWriter, CollectionViews):
         """Return a context inside which this thread reads one state of the collection.
 
         For a remote collection the index is read at most once inside the context. So reads that belong together see no
-        switch in between, and cost no further round trips.
+        switch in between, and cost no more round trips.
         """
         return self._files.snapshot_read()
 
@@ -158,7 +156,7 @@ class Collection(CollectionWriter, CollectionViews):
     def rotation(self, version: str = "current") -> Array:
         """Return the rotation R [d, d], float64, from the coordinates of a version's model to those of the version.
 
-        It is the identity if the model's vectors were not rotated.
+        The rotation is the identity if the model's vectors were not rotated.
 
         Raises:
             UnknownVersion: there is no such version, it has expired, or its R was not kept.

@@ -54,7 +54,7 @@ class CollectionDirectory:
     # --- overridden by a mirror ------------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Bring the directory up to date with the remote store, if there is one."""
+        """Bring the directory up to date with the remote store, if any."""
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
         """Return the writer lock, as a context; raise UnknownCollection. Entering it may raise StoreBusy."""
@@ -117,7 +117,7 @@ class CollectionDirectory:
         return None if document is None else VersionManifest.from_json(document, path)
 
     def manifest_mark(self, version: str) -> tuple[int, ...] | None:
-        """Return the identity of a version's manifest file, which changes with every new file; None without one."""
+        """Return the identity of a version's manifest file, which changes with every new file; None without a file."""
         try:
             status = os.stat(self.versions / version / MANIFEST_FILE)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Erasure: ids are removed from the current and all kept versions of a collection, and kept out of later ones.
+"""Erasure: ids are removed from the current and all kept versions of a collection, and kept out of later versions.
 
     COLLECTION/erased.json          hashes of the erased ids, pending erasures, and a log of finished ones with reasons
                erased-users.json    the same for users, whose ids may equal those of items
@@ -78,12 +78,12 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
     # --- erased ids ------------------------------------------------------------------------------------------------
 
     def erased(self, part: Part = ITEMS) -> ErasedIds:
-        """Return the set of erased ids of items, or of users, which no version may contain."""
+        """Return the set of erased item ids, or of erased user ids. No version may contain them."""
         document = self._erased_document(part)
         return ErasedIds() if document is None else ErasedIds.of(document)
 
     def erasures(self) -> list[dict[str, Any]]:
-        """Return the log of erased and readmitted ids, oldest first; ids are known by hash alone.
+        """Return the log of erased and readmitted ids, oldest first; ids are known only by hash.
 
         Each entry is {at, kind: erase|readmit, reason, key, ids, rows, versions}; of users it also has ``part: users``.
         Entries of unfinished erasures come last and have no ``rows`` yet.
@@ -166,7 +166,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
     def readmit(self, ids: Any, reason: str, *, key: str | None = None, part: Part = ITEMS) -> int:
         """Let erased ids be published again, and return how many of them were erased.
 
-        Their rows stay erased; the ids return with the next run that has them. Raises as ``erase`` does.
+        Rows that were erased stay erased; the ids return with the next run that has them. Raises as ``erase`` does.
         """
         keys = self._checked(ids, reason, part)
         with disk_errors(self._files.path), self._erasing():
@@ -227,9 +227,9 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
     def _committed_since(
         self, part: Part, taken: list[dict[str, Any]], seen: Container[str]
     ) -> tuple[list[str], ErasedIds]:
-        """Return further versions to rewrite, those not in ``seen``, and the set of ids that are erased now.
+        """Return more versions to rewrite, those not in ``seen``, and the set of ids that are erased now.
 
-        There are none in a local store. In a remote one, a version's rows may depend on rows that an earlier version
+        There are none in a local store. In a remote store, a version's rows may depend on rows that an earlier version
         had before it was rewritten, and so keep these alive.
         """
         with self._files.writing():
@@ -417,7 +417,7 @@ def _manifest_after(
 def _remove_unnamed(directory: Path, manifest: VersionManifest) -> None:
     """Remove files of a version that its manifest does not name.
 
-    These are files from before an erasure, and unfinished manifests.
+    Such files are from before an erasure, or unfinished manifests.
     """
     for path in _unnamed(directory, manifest):
         path.unlink(missing_ok=True)

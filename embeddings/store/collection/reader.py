@@ -50,7 +50,7 @@ class CollectionReader:
     # --- manifests and states --------------------------------------------------------------------------------------
 
     def resolve(self, version: str) -> str:
-        """Return ``version`` if it exists, for ``current`` the current one; raise UnknownVersion, UnknownCollection."""
+        """Return ``version``, or for ``current`` the current version; raise UnknownVersion or UnknownCollection."""
         name = self._files.name
         served = self._files.pointer.read()
         self._forget_replaced(served)
@@ -127,7 +127,7 @@ class CollectionReader:
             return None
 
     def anchor_generation(self, version: str) -> int:
-        """Return the anchor generation of a version, from its manifest alone."""
+        """Return the anchor generation of a version, read only from its manifest."""
         return self.manifest(self.resolve(version)).anchor_generation
 
     def id_type(self) -> str:
@@ -238,7 +238,7 @@ class CollectionReader:
         return np.eye(manifest.dim)
 
     def map_matrix(self, first: VersionManifest, generation: int) -> Array:
-        """Return A [d + 1, e] of the map that a generation's ``first`` version has to an earlier one.
+        """Return A [d + 1, e] of the map that a generation's ``first`` version has to an earlier generation.
 
         Raises:
             CorruptStore: the file of A is damaged.
@@ -257,8 +257,8 @@ class CollectionReader:
     def refuse_expired(self, name: str) -> None:
         """Raise UnknownVersion for an expired version, whichever process expired it.
 
-        This process's open reader of it is dropped. The current version never expires, so fetches of it need no such
-        check.
+        If this process has a reader of the version open, it drops the reader. The current version never expires, so
+        fetches of it need no such check.
         """
         if self._files.is_expired(name):
             self.forget(name)
@@ -361,7 +361,7 @@ class CollectionReader:
         return False
 
     def _instead_of(self, name: str, error: CorruptStore) -> VersionReader:
-        """Return a reader of the undamaged version served last before the damaged one; raise ``error`` without one."""
+        """Return a reader of the last undamaged version served before the damaged one; raise ``error`` without any."""
         for previous in reversed(self._files.pointer.read().versions):
             if previous != name:
                 with contextlib.suppress(CorruptStore, UnknownVersion):

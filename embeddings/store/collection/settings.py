@@ -1,4 +1,4 @@
-"""Settings of a collection: small documents by kind and name, such as probes."""
+"""Settings of a collection: small documents, each with a kind (such as probe) and a name."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ class CollectionViews:
     def view(self, name: str, version: str = "current") -> dict[str, Any]:
         """Return a view, with the sha256 of its U.
 
-        It is {name, collection, kind, dim, sigma, seed, frequencies, materialized, dim_in, anchor_generation,
-        created_at, sha256 of U}. ``VIEW@gN`` is the view as generation N has it, ``COLLECTION@gN`` the identity view of
+        The entry is {name, collection, kind, dim, sigma, seed, frequencies, materialized, dim_in, anchor_generation,
+        created_at, sha256 of U}. ``VIEW@gN`` is the view in generation N, ``COLLECTION@gN`` the identity view of
         generation N. If the version is of a later generation, they have the entry ``map``.
 
         Raises:
@@ -134,7 +134,7 @@ class CollectionViews:
         items: ItemVectors | None = None,
         **parameters: Any,
     ) -> dict[str, Any]:
-        """Create a view for the current anchor generation, or return the existing one with the same parameters.
+        """Create a view for the current anchor generation, or return the existing view with the same parameters.
 
         Before the first publication, give ``dim_in`` and ``anchor_generation``.
 
@@ -267,7 +267,7 @@ class CollectionViews:
         return self._features(self._served(view, self._reader.manifest(version)), h, version)
 
     def map_matrix(self, generation: int, version: str = "current") -> Array:
-        """Return A [d + 1, e], float64, from vectors of ``version`` to a generation, its own or an earlier one.
+        """Return A [d + 1, e], float64, from vectors of ``version`` to a generation, its own or an earlier generation.
 
         Raises:
             UnknownView: the version has no map to that generation.
@@ -282,7 +282,7 @@ class CollectionViews:
     def view_lookup(self, view: str, ids: Any, version: str = "current") -> tuple[Array, Array]:
         """Look up the features of ``ids`` in a view.
 
-        They are read from the version's files if the view is materialized in it, else computed.
+        The rows are read from the version's files if the view is materialized in it, else computed.
 
         Returns:
             (status uint8 [n], features float32 [n, dim]), in the order given. A missing id has a row of zeros.
@@ -301,7 +301,7 @@ class CollectionViews:
     def cached_view(self, view: str, version: str = "current") -> dict[str, Any] | None:
         """Return the entry of a view if a lookup in it needs only files that this process has checked and mapped.
 
-        Return None if the lookup needs further files, or if there is no such version or view.
+        Return None if the lookup needs other files, or if there is no such version or view.
         """
         reader = self._reader.opened(version)
         if reader is not None:

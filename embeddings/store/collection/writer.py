@@ -61,19 +61,19 @@ class CollectionWriter(CollectionErasure):
 
         Args:
             items: rows to store unchanged: finite directions; they are read once, in order, in parts.
-            parent: the version that this one was made from.
+            parent: the version that the new version was made from.
             job: the job that made this version.
             anchor_generation: the generation whose coordinates the vectors are in.
             anchor_version: the first version of that generation.
             missing: number of ids without a vector.
             alignment: entry of the manifest, or a function that makes it from the written rows (memory-mapped).
             gate: the gate's checks.
-            extra: further entries of the manifest.
+            extra: more entries of the manifest.
             rotation: [d, d], the rotation from the model's own coordinates to those of the version, for consumers that
                 have vectors of the model.
             maps: a function that makes maps to earlier generations from the written rows; None: there are none.
             dtype: type of the stored vectors; lookups give float32 in any case.
-            users: the users of the version, in the coordinates of ``items``; None: it has items alone.
+            users: the users of the version, in the coordinates of ``items``; None: it has only items.
             users_feature: feature of the job that has the users' ids.
 
         Raises:

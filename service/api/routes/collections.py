@@ -93,7 +93,7 @@ async def promote(
     principal: FeaturesWriter,
     idempotency_key: IdempotencyKey = None,
 ) -> dict[str, Any]:
-    """Make a version the current one, atomically, and return its manifest.
+    """Make a version the current version, atomically, and return its manifest.
 
     Promoting an older version is a rollback. The reason and the key's id are kept in the collection's history, and also
     in the manifest if the version was promoted despite the gate.

@@ -63,7 +63,7 @@ async def whole(request: Request, principal: Principal | None, page: Page) -> Re
 
 
 async def changing(request: Request, principal: Principal | None, page: Page | Part) -> Response:
-    """Return the content of a page's frame, or of a part of a page; 304 if the browser already has it."""
+    """Return the content of a page's frame, or part of a page; 304 if the browser already has this content."""
     if principal is None:
         raise unauthorized("The session has ended.")
     page_request = _asked(request, principal)

@@ -1,4 +1,4 @@
-"""Routes to register, list, profile and delete datasets, and to propose one from a file."""
+"""Routes to register, list, profile and delete datasets, and to propose a dataset from a file."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def profile(request: Request, name: str, principal: JobsReader) -> dict[st
 
 @router.put("/{name}", responses=errors.responses(404, 409))
 async def replace(request: Request, name: str, body: DatasetSpec, principal: JobsWriter) -> dict[str, Any]:
-    """Replace a dataset's manifest; jobs keep the one that they were submitted with, schedules use the new one."""
+    """Replace a dataset's manifest; submitted jobs keep the old manifest, schedules use the new one."""
     database = request.app.state.database
     async with database.read() as connection:
         await registry.get(connection, principal.tenant, name)

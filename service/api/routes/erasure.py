@@ -62,7 +62,7 @@ async def _in_turn(call: Callable[[], Result]) -> Result:
 async def erase(request: Request, collection: CollectionName, body: Ids, principal: FeaturesWriter) -> Erased:
     """Remove the rows of the ids from every kept version; later versions leave the ids out until they are readmitted.
 
-    It also removes the rows from the collection's scratch collections. The response does not count those.
+    The rows are also removed from the collection's scratch collections. The response does not count those.
     """
 
     def remove() -> dict[str, Any]:

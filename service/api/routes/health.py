@@ -28,7 +28,7 @@ async def readyz(request: Request) -> dict[str, Any]:
 
     ``degraded``: requests are answered and vectors are served, but jobs or schedules are not being processed or wait
     for free disk space, or the feature store's server is unreachable. In the role ``vectors`` it means that the
-    database is down, which this role does not need. That role is not ready while it has no vectors to serve.
+    database is down, which this role does not need. The role ``vectors`` is not ready while it has no vectors to serve.
     """
     state = await readiness.readiness(request.app.state)
     if state.unfit:

@@ -130,7 +130,7 @@ def _storage_unavailable(what: str, error: OSError) -> Problem:
 
 
 async def _held(connection: AsyncConnection, claim: Claim) -> JobRow:
-    """Return the job's row, locked for writing; raise 409 if the attempt is no longer the job's current one."""
+    """Return the job's row, locked for writing; raise 409 unless the attempt is still the job's current attempt."""
     query = sa.select(tables.job).where(tables.job.c.id == claim.run_id).with_for_update()
     row = await first_row(connection, JobRow, query)
     if row is None or not run_tokens.holds(claim, row):

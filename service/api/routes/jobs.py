@@ -27,7 +27,7 @@ from trainer.spec import JobSpec
 def own(scope: str) -> Any:
     """Return a dependency that requires the scope, and responds 404 for a job that is missing or another tenant's.
 
-    It stores the job's row in ``request.state.job``.
+    The job's row is stored in ``request.state.job``.
     """
 
     async def dependency(request: Request, job_id: str, principal: Principal = Depends(require(scope))) -> None:
@@ -153,8 +153,8 @@ async def delete(request: Request, job_id: str) -> None:
 async def logs(request: Request, job_id: str, offset: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Response:
     """Return the log from byte ``offset`` on, at most 1 MiB.
 
-    ``Evenkeel-Next-Offset`` is the offset for the next request. It is 0 if the log ends before ``offset``: a new log
-    has then replaced the previous one.
+    ``Evenkeel-Next-Offset`` is the offset for the next request. The header is 0 if the log ends before ``offset``: a
+    new log has then replaced the previous log.
     """
     directory = request.app.state.settings.run_dir(job_id)
     text = await asyncio.to_thread(output.read_log, directory, offset)

@@ -106,8 +106,7 @@ async def list_keys(request: Request, admin: Admin, paging: Paging) -> Page[KeyV
 async def rotate(request: Request, key_id: str, admin: Admin, body: Rotation | None = None) -> NewKey:
     """Give a key a new secret; the previous one stays valid for `overlap_seconds` (default: a day).
 
-    This leaves clients time to switch. Id, scopes and expiry stay the same. 409 for a key that is revoked or has
-    expired.
+    Clients thus have time to switch. Id, scopes and expiry stay the same. 409 for a key that is revoked or has expired.
     """
     overlap = datetime.timedelta(seconds=(body or Rotation()).overlap_seconds)
     async with request.app.state.database.write() as connection:

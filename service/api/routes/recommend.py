@@ -36,9 +36,8 @@ Ids = Annotated[list[Id], FailFast()]
 class RecommendRequest(BaseModel):
     """The users, and the most items for each; ``exclude`` lists items that no user gets.
 
-    ``filter`` has values of columns of the item table: items have one of the values in each of the columns.
-    Users are given by ids, or by features or histories (items, oldest first), which the query tower of the version
-    reads.
+    ``filter`` maps columns of the item table to values: items have one of the values in each of the columns. Users are
+    given by ids, or by features or histories (items, oldest first), which the query tower of the version reads.
     """
 
     model_config = ConfigDict(

@@ -1,8 +1,8 @@
 """Routes that fetch vectors by id, as an Arrow stream or JSON, from a view or a collection's default view.
 
-They read only the feature store's memory-mapped files; API keys are looked up in a bounded cache. The body is parsed by
-hand and the response written by Arrow or orjson, because a response model would take longer than everything else
-together.
+The routes read only the feature store's memory-mapped files; API keys are looked up in a bounded cache. The body is
+parsed by hand and the response written by Arrow or orjson, because a response model would take longer than everything
+else together.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ async def of_collection(request: Request, collection: CollectionName) -> Respons
 async def of_view(request: Request, name: str) -> Response:
     """Return vectors for the ids in the body from a view; an identity view returns the published vectors unchanged.
 
-    `VIEW@gN` is the view as anchor generation N has it, and `COLLECTION@gN` has the vectors of generation N themselves.
+    `VIEW@gN` is the view in anchor generation N, and `COLLECTION@gN` has the vectors of generation N themselves.
     Vectors of a later generation are mapped to generation N; if no map is served, 404 says why.
     """
     return await _fetch(request, name, None)

@@ -1,4 +1,4 @@
-"""Routes to create, list and delete feature views, and to export one as the first layer of a frontend model."""
+"""Routes to create, list and delete feature views, and to export a view as the first layer of a frontend model."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ async def create(
         ),
     ] = 0.05,
 ) -> Response:
-    """Create a view: 201 for a new one, 200 if an identical one exists.
+    """Create a view: 201 for a new view, 200 if an identical view exists.
 
     The view's random frequencies are drawn and published now. The rows of a materialized view are stored with every
     version published from now on.
 
     A dry run returns 200 with `view`, `exists`, `advice` and `warnings`. `advice` has the kernel errors by dimension,
-    measured on the current version's own vectors. It also has the smallest dimension with an error within `epsilon`,
-    and the dimension from the theoretical bound of random Fourier features.
+    measured on the current version's own vectors. The answer also has the smallest dimension with an error within
+    `epsilon`, and the dimension from the theoretical bound of random Fourier features.
     """
     parameters = body.model_dump(exclude={"collection"})
 
@@ -101,7 +101,7 @@ def _sampled(collection: Collection, version: str) -> Array:
 
 
 def _with_warnings(collection: Collection, view: dict[str, Any], version: str) -> dict[str, Any]:
-    """Return the view with warnings for its consumers, measured on the version's vectors."""
+    """Return a view's JSON entry with ``warnings``: for kind ``rff``, some are measured on the version's vectors."""
     if view["kind"] != "rff" or "map" in view:
         return {**view, "warnings": []}
     drawn = collection.frequencies(view["name"], version)
@@ -173,8 +173,8 @@ async def layer(
 ) -> Response:
     """Return the view as the first layer of a frontend model: safetensors or, by Accept, ONNX (opset 17, any batch).
 
-    The layer is phi(h) = [cos(U h), sin(U h)] / sqrt(m), with h scaled to unit length. It matches the served features
-    to 1e-6.
+    The layer is phi(h) = [cos(U h), sin(U h)] / sqrt(m), with h scaled to unit length. The layer matches the served
+    features to 1e-6.
 
     `takes=model`: the version's alignment R is folded into U, so that the layer takes the raw vectors of the model that
     was published. If the version is a moving average (`averaged` in the metadata), the layer gives features of the

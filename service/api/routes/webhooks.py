@@ -64,7 +64,7 @@ async def _refuse_private(request: Request, url: str) -> None:
 
 @router.post("", status_code=201, responses=errors.responses(409))
 async def create(request: Request, response: Response, body: WebhookSpec, admin: Admin) -> NewWebhook:
-    """Register an address. It must be public unless the operator has allowed its network."""
+    """Register an address. The address must be public unless the operator has allowed its network."""
     await _refuse_private(request, body.url)
     database = request.app.state.database
     async with database.write() as connection:

@@ -1,1 +1,1 @@
-"""Executors, which start, watch and end runs on this host or a cluster: one protocol, one contract test suite."""
+"""Executors, which start, watch and end runs on this host or a cluster. All share a protocol and contract tests."""

@@ -101,7 +101,8 @@ class Executor(ABC):
         settings_read: Names in ``EXECUTOR_SETTINGS`` (service.core.settings) that the executor reads; if any other of
             these is set, it is refused.
         options: Names of the executor's own settings, from variables ``EVENKEEL_<EXECUTOR>_<NAME>`` such as
-            ``EVENKEEL_KUBERAY_NAMESPACE``. Their values are in ``settings.executor_options``. Other names are refused.
+            ``EVENKEEL_KUBERAY_NAMESPACE``. The values of these variables are in ``settings.executor_options``. Other
+            names are refused.
     """
 
     settings_read: ClassVar[tuple[str, ...]] = ()
@@ -119,14 +120,14 @@ class Executor(ABC):
     @classmethod
     @abstractmethod
     def placement(cls, settings: Settings) -> Placement:
-        """Return the placement of the runs of this kind of executor."""
+        """Return the placement of runs by this kind of executor."""
 
     @classmethod
     def check_settings(cls, settings: Settings) -> None:
         """Check the values of the settings that the executor reads.
 
         Raises:
-            ValueError: One is wrong; the message names its variable and the remedy.
+            ValueError: A setting is wrong; the message names its variable and the remedy.
         """
         return
 
@@ -161,8 +162,8 @@ class Executor(ABC):
     def terminate(self, run_dir: Path, /, grace_seconds: float) -> bool:
         """End the attempt and remove what it left behind; return True if it ended without being forced.
 
-        The attempt is first asked to end, then forced after ``grace_seconds``. A repeated call, or one for an attempt
-        that is gone or never existed, removes what is left and returns True.
+        The attempt is first asked to end, then forced after ``grace_seconds``. A repeated call, or a call for an
+        attempt that is gone or never existed, removes what is left and returns True.
         """
 
     def exit_code(self, run_dir: Path, /) -> int | None:

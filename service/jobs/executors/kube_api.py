@@ -1,7 +1,7 @@
 """A Kubernetes API client for the executor: objects are dicts, and an error's type says whether a retry may help.
 
-It wraps the official Python client (``pip install 'evenkeel[kubernetes]'``), which finds the cluster as kubectl does:
-the service account of its pod, else ``KUBECONFIG``.
+The module wraps the official Python client (``pip install 'evenkeel[kubernetes]'``), which finds the cluster as kubectl
+does: the service account of its pod, else ``KUBECONFIG``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs as RayJobs on a Kubernetes cluster, each with a Ray cluster of its own, created by KubeRay (docs/adr/0026).
 
-There is one RayJob per attempt. Its name is derived from run and attempt, and labels name its owner, so that it is
-found again after a crash at any point. The run's log is the log of the pod that submits the RayJob.
+There is one RayJob per attempt. The RayJob's name is derived from run and attempt, and labels name its owner, so that
+it is found again after a crash at any point. The run's log is the log of the pod that submits the RayJob.
 """
 
 from __future__ import annotations

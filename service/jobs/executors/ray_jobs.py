@@ -1,7 +1,7 @@
 """Runs as jobs of a Ray cluster, submitted to the cluster's dashboard over HTTP (docs/adr/0026).
 
-There is one submission per attempt, named ``RUN-ATTEMPT``. It is recorded in ``ray_job.json`` of the run directory
-before it is submitted, so that after a crash at any point the run is found again.
+There is one submission per attempt, named ``RUN-ATTEMPT``. The submission is recorded in ``ray_job.json`` of the run
+directory before it is submitted, so that after a crash at any point the run is found again.
 
 Ray's own client is not used because it would import Ray. Observed with Ray 2.60: a submission id that was used before
 gives 500. A job that has not started cannot be deleted (500), and a stop takes effect only once it has started. The log
@@ -90,7 +90,7 @@ class RayApi:
         self._certificates = ssl.create_default_context()
 
     def refuse_open_cluster(self) -> None:
-        """Check that the cluster demands a token; if it does not, anyone who reaches it can run code on it.
+        """Check that the cluster demands a token; without a token, anyone who reaches the cluster can run code on it.
 
         Raises:
             Problem: The cluster answers without a token.
@@ -107,7 +107,7 @@ class RayApi:
     def job(self, submission_id: str) -> dict[str, Any] | None:
         """Return the cluster's record of a job, or None if the job is unknown.
 
-        Its ``status`` is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
+        The field ``status`` is PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED.
         """
         answer = self._ask("GET", _path(submission_id))
         return None if answer.status_code == 404 else dict(answer.json())
@@ -316,8 +316,8 @@ class RayJobs(ClusterExecutor):
     def _submission(self, submission_id: str, run_dir: Path, run: Mapping[str, Any]) -> dict[str, Any]:
         """Return the document to submit.
 
-        It contains no code, which is in the cluster's image. If run.json has ``report``, the run fetches its run.json
-        from the service and reports its events to the service.
+        The submission contains no code, which is in the cluster's image. If run.json has ``report``, the run fetches
+        its run.json from the service and reports its events to the service.
         """
         directory = self._on_cluster(run, run_dir)
         variables = variables_of(run, directory, self._stop_seconds)

@@ -23,7 +23,7 @@ class Measured(NamedTuple):
 
 
 def limit_chart(measured: Sequence[Measured], title: str, at_most: bool) -> Markup:
-    """Draw the values as a line with a dot per version, and the limit as a dashed line with its failing side shaded.
+    """Draw the values as a line with a dot per version. The limit is a dashed line, with its failing side shaded.
 
     ``at_most``: the limit is the largest value that passes, otherwise the smallest.
 

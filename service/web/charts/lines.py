@@ -78,7 +78,7 @@ def line_chart(
 
 
 def calibration_chart(points: Sequence[tuple[float, float]], title: str) -> Markup:
-    """Draw the mean prediction and the share of positives of each bin, and the diagonal of perfect calibration.
+    """Draw each bin's mean prediction and share of positives, and the diagonal of perfect calibration.
 
     Both axes have the same range, from 0 to the largest value.
     """

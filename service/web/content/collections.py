@@ -1,4 +1,4 @@
-"""Collections: their versions, served and held ones, the gate's metrics over time, and the history of switches."""
+"""Collections: their served and held versions, the gate's metrics over time, and the history of switches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.web.request import DashboardRequest
 NUM_VERSIONS = 12
 NUM_SWITCHES = 6
 CHARTED_VERSIONS = 60
-"""Number of newest versions in a chart of a metric of the gate."""
+"""Number of newest versions in a chart of a gate metric."""
 
 
 async def gather_one(request: DashboardRequest) -> dict[str, Any]:

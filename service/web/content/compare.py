@@ -77,7 +77,7 @@ def curves(jobs: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
 
 
 def last_figures(jobs: list[dict[str, Any]], metrics: list[str]) -> list[dict[str, Any]]:
-    """Return, for each split and metric, every job's value in its last epoch (None without one) and the best value."""
+    """Return, for each split and metric, every job's value in its last epoch (None if missing) and the best value."""
     rows = []
     for split in SPLITS:
         for metric in metrics:

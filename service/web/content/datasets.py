@@ -1,4 +1,4 @@
-"""Datasets: the registered ones, figures of their rows, and the drift of the rows from run to run."""
+"""Registered datasets, figures of their rows, and the drift of the rows from run to run."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ def why_held(document: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``summary`` (a sentence), ``failed`` (rows with metric, value, limit, bound, times, about), ``advice``, ``rows``
-        (changes in the rows of data; None if unknown), ``others`` (further reasons), ``may_promote`` (False if its run
-        is at fault). For a version without a diagnosis they are made from its gate's checks or its reasons.
+        (changes in the rows of data; None if unknown), ``others`` (other reasons), ``may_promote`` (False if its run is
+        at fault). For a version without a diagnosis they are made from its gate's checks or its reasons.
     """
     diagnosis = document.get("diagnosis")
     if diagnosis:

@@ -1,8 +1,8 @@
 """Comparison of two versions of a collection: their drift, and maps of their vectors.
 
 One map shows the vectors of both versions as they are served, the other shows them as they would be without alignment.
-Both have the same axes: the two directions in which the earlier version's vectors differ most. Without alignment, each
-run's vectors have coordinates of their own: the second map shows what a consumer of the earlier version would have
+Both maps have the same axes: the two directions in which the earlier version's vectors differ most. Without alignment,
+each run's vectors have coordinates of their own: the second map shows what a consumer of the earlier version would have
 read.
 """
 
@@ -66,7 +66,7 @@ def _compared(request: DashboardRequest) -> dict[str, Any]:
 
 
 def _served(collection: Collection, names: list[str]) -> str:
-    """Return the served version if it is usable and not the first usable one, else the newest usable version."""
+    """Return the served version if it is usable and not the first usable version, else the newest usable version."""
     current = collection.current()
     return current if current in names[1:] else names[-1]
 

@@ -186,7 +186,7 @@ class BatchReader:
         )
 
     def _weights_of(self, rows: Int64s, flat: list[npt.NDArray[np.integer]]) -> npt.NDArray[np.float32]:
-        """Return the weight of every id of the batch, float32; ids of features without weights have 1."""
+        """Return the weight of every id of the batch, float32; ids of features without weights have weight 1."""
         parts = [np.ones(len(values), dtype=np.float32) for values in flat]
         for number, weights in enumerate(self._weights):
             column = self._columns[number]

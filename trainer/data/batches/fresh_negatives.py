@@ -3,8 +3,8 @@
 The negatives therefore depend neither on the number of ranks nor on a resume.
 
 ``uniform`` draws from the training items uniformly, ``popularity`` by their number of training examples to a power.
-Both exclude items that the user has in training. ``in_batch`` draws the items of IN_BATCH_DRAWS other examples of the
-global batch and takes the first that the user does not have in training, or else a uniform draw.
+Both ways exclude items that the user has in training. ``in_batch`` draws the items of IN_BATCH_DRAWS other examples of
+the global batch and takes the first that the user does not have in training, or else a uniform draw.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class Key:
 def keys_of(dataset: DatasetSpec, job: JobSpec) -> tuple[Key, ...]:
     """Return the keys in the order of the batches.
 
-    These are the dataset's features and those of its item table, then ``item__negative`` for BPR; for a sequence model
-    they are the keys of :mod:`trainer.data.batches.sequence_batches`.
+    The keys are the dataset's features and those of its item table, then ``item__negative`` for BPR; for a sequence
+    model they are the keys of :mod:`trainer.data.batches.sequence_batches`.
     """
     features = dataset.joined_features
     if job.model.reads_sequences:

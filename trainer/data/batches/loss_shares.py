@@ -18,7 +18,7 @@ class LossShares:
     """The shares of training rows in the loss, for data with weights of rows or several labels.
 
     Args:
-        labels: float [rows, labels] if there are several labels, with NaN for absent ones; None for a single label.
+        labels: float [rows, labels] if there are several labels, with NaN for absent labels; None for a single label.
         weights: float32 [rows]; None if rows have no weights.
     """
 

@@ -72,7 +72,7 @@ class PreparedColumns:
 
     Sequence models have the keys of :mod:`trainer.data.batches.sequence_batches`."""
     tasks: tuple[LabelTask, ...]
-    """The dataset's labels if there are several; () for one."""
+    """The dataset's labels if there are several; () for a single label."""
     is_weighted: bool
     """True if rows have weights."""
     sequence: dict[str, Any] | None
@@ -187,7 +187,7 @@ class PreparedColumns:
     def parent_rows(self, table: str) -> npt.NDArray[np.int64]:
         """Return, for each row of a table, the row of the same id in the warm start's parent, int64 [num_rows].
 
-        Rows of new ids, which come last, have -1. Without a warm start all rows but the two special ones have -1.
+        Rows of new ids, which come last, have -1. Without a warm start all rows but the two special rows have -1.
         """
         return np.asarray(map_array(self.directory / "tables" / f"{table}.parent.bin", OFFSET))
 
@@ -201,7 +201,7 @@ class PreparedColumns:
         return np.asarray(map_array(self.directory / "tables" / f"{table}.counts.bin", OFFSET))
 
     def example_counts(self, feature: str) -> npt.NDArray[np.int64]:
-        """Return, for each row of a feature's table, the number of training examples that have it in that feature.
+        """Return, for each row of a feature's table, the number of training examples whose feature has that row.
 
         Drawn negatives do not count.
         """
@@ -291,7 +291,7 @@ class PreparedColumns:
     def user_codes(self, split: str) -> npt.NDArray[np.int32]:
         """Return a number for each example's user, int32 [examples], also for users without training examples.
 
-        It is -1 for an example without a user. The numbers are only written if evaluation needs users.
+        The code is -1 for an example without a user. The numbers are only written if evaluation needs users.
         """
         return map_array(self.directory / split / USER_CODES, CODE)
 

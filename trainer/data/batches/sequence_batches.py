@@ -155,7 +155,7 @@ class NextItems:
 class SharedItems:
     """Items with which all targets of a global batch are compared: ``num_drawn`` drawn items, or all if it is 0.
 
-    Draws may repeat an item. They use the random words of the global batch's first sample, so that all ranks and
+    Draws may repeat an item. The draws use the random words of the global batch's first sample, so that all ranks and
     micro-batches have the same items.
     """
 
@@ -208,8 +208,8 @@ class RankingReader:
     """Reader of held-out examples, in which the item that came next is ranked among 100 other items.
 
     ``item`` holds the user's items before it, ``item__target`` the item that came next, and ``item__negative`` 100
-    uniformly drawn items that the user has in no split. The negatives depend on the split and the example's number
-    alone, so they are the same for every job on the same data.
+    uniformly drawn items that the user has in no split. The negatives depend only on the split and the example's
+    number, so they are the same for every job on the same data.
     """
 
     def __init__(self, data: PreparedColumns, split: str, *, num_negatives: int = NUM_EVALUATION_NEGATIVES):
@@ -275,7 +275,7 @@ def ranking_batches(
 ) -> Prefetched[Batch]:  # fmt: skip
     """Return the batches of a held-out split in the order of users. See :class:`RankingReader`.
 
-    ``sample`` is the number of examples to take, evenly spaced; None: all.
+    ``sample`` is the number of examples to take, evenly spaced; None: all examples.
     """
     num_held = data.num_examples[split]
     num_examples = num_held if sample is None else min(sample, num_held)

@@ -25,7 +25,8 @@ class Column(ABC):
     """A column with one value per row.
 
     Attributes:
-        name: name of the column, unique among the values of a plan. Names of features have no blank, others have one.
+        name: name of the column, unique among the values of a plan. Names of features have no blank; other names have
+            one.
     """
 
     name: str

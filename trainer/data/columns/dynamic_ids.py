@@ -2,8 +2,8 @@
 
 A warm start adds new ids and retires ids that have not occurred for too long (docs/adr/0045): every id carries the
 number of the run whose training split last had it. The rows of the other ids keep their order and close the gaps, so a
-table is never larger than the ids that it serves. A retired id leaves a tombstone, for the number of runs after which
-an unseen id is retired, so that publishers stop serving its last vector.
+table is never larger than its ids need. A retired id leaves a tombstone, for the number of runs after which an unseen
+id is retired, so that publishers stop serving its last vector.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def grow(base: IdMap | None, codes: Codes, counts: Int64s, retire_after_runs: in
     Args:
         base: the parent's map; None without a parent.
         codes: the distinct ids of the data, in ascending order.
-        counts: [len(codes.ids)], occurrences of each id in the training split; ids without any get no row.
+        counts: [len(codes.ids)], occurrences of each id in the training split; an id that does not occur gets no row.
         retire_after_runs: an id that occurred in none of this many runs, including this one, loses its row; None: no
             id loses its row.
     """

@@ -1,7 +1,7 @@
 """Stable 64-bit hashes of raw ids, and random words as a function of a counter. numpy only, torch-free.
 
 Everything random in the data layer is ``splitmix64`` of (key, index): the same on every machine and for every chunking
-and world size, and computed at any position without earlier ones. The bits never change between versions: splits,
+and world size, and computed at any position without earlier positions. The bits never change between versions: splits,
 orders, negatives and hash initial values depend on them.
 
 splitmix64 is Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014), with the constants of
@@ -67,7 +67,7 @@ def unit_interval(words: UInt64s) -> npt.NDArray[np.float64]:
 
 
 def combine(*keys: UInt64s) -> UInt64s:
-    """Combine several hashes per position into one; order matters."""
+    """Combine several hashes per position into a single hash; their order matters."""
     state = np.zeros(np.broadcast_shapes(*(key.shape for key in keys)), dtype=np.uint64)
     with np.errstate(over="ignore"):
         for key in keys:

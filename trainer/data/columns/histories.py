@@ -25,7 +25,7 @@ Int64s = npt.NDArray[np.int64]
 class PreviousValues:
     """Histories of rows: the last ``length`` values of rows with the same ``by`` and a smaller ``order``, oldest first.
 
-    Rows of equal order are not in each other's history. Rows without a ``by`` (-1) have no history.
+    Rows of equal order are not in each other's history. Rows whose ``by`` is missing (-1) have no history.
     """
 
     def __init__(self, by: npt.NDArray[Any], order: npt.NDArray[Any], previous: npt.NDArray[np.int32], length: int):
@@ -38,7 +38,7 @@ class PreviousValues:
         return gather_spans(self._values, starts[start:stop], lengths[start:stop])
 
     def before(self, by: npt.NDArray[np.integer], order: npt.NDArray[Any] | None) -> Jagged:
-        """Return the histories of rows with these ``by`` and ``order``; without ``order``, the last ones of ``by``."""
+        """Return the histories of rows with these ``by`` and ``order``; without ``order``, of the latest values."""
         times, keys = self._times_and_keys
         asked = by.astype(np.int64) * (len(times) + 1)
         first = np.searchsorted(keys, asked)
@@ -92,6 +92,6 @@ class HistoryLookup:
     def before(self, by: pa.Array, times: npt.NDArray[Any] | None, where: str) -> Jagged:
         """Return the histories of rows with these ids of ``by`` and these times.
 
-        Without times (None) a history has the user's latest values. It is empty if ``by`` is missing or unknown.
+        Without times (None) a history has the user's latest values. A history is empty if ``by`` is missing or unknown.
         """
         return self._values.before(self._codes.encode(values.as_ids(by, self._kind, where)), times)

@@ -1,6 +1,6 @@
 """Columns of ids: single ids, lists of ids, and ids that are made from texts or times. Torch-free.
 
-A class for each kind reads the ids of rows. Preparation, one-pass training, scoring, joined files, profiles and
+A class for each kind of id reads the ids of rows. Preparation, one-pass training, scoring, joined files, profiles and
 predictions of memory all use these objects.
 """
 
@@ -82,7 +82,7 @@ class IdColumn:
         return column, None
 
     def read(self, chunk: Chunk, kind: Kind) -> Ids:
-        """Return the ids of :meth:`raw`, converted to a kind: int64 or large_string."""
+        """Return the ids of :meth:`raw`, converted to int64 or large_string."""
         ids, lengths = self.raw(chunk)
         return values.as_ids(ids, kind, chunk.where(self.column)), lengths
 

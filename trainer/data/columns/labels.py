@@ -73,7 +73,8 @@ def as_numbers_remedy(column: str, texts: Sequence[str]) -> str:
 class RowLabels(Column):
     """The label of each row, or several labels per row, [rows, labels].
 
-    ``least`` is the least valid value by label name, for the labels that have one; a single label's name is ``label``.
+    ``least`` is the least valid value by label name, for labels that have such a value; a single label's name is
+    ``label``.
     """
 
     dataset: DatasetSpec
@@ -149,7 +150,7 @@ def labels_of(
     Args:
         chunk: the rows.
         label: the label's spec.
-        least: least valid number in ``label.value``; None: any number is valid.
+        least: least valid number in ``label.value``; if None, any number is valid.
 
     Raises:
         DataError: naming the first bad value.

@@ -1,7 +1,7 @@
 """Texts as lists of ids: their n-grams, hashed into buckets. Torch-free.
 
 A text is cut to ``max_length`` characters, brought to Unicode's normal form NFKC and, with ``lowercase``, to lower
-case. Its words are the longest runs of letters, marks and digits. With h the hash of a string
+case. The words are the longest runs of letters, marks and digits. With h the hash of a string
 (:func:`trainer.data.columns.hashing.id_keys`) and c the combination of words of 64 bits
 (:func:`trainer.data.columns.hashing.combine`),
 
@@ -95,7 +95,7 @@ def _of_texts(texts: pa.Array, ngrams: NGrams) -> Jagged:
 
 
 def _of_characters(words: pa.Array, bounds: tuple[int, int]) -> Jagged:
-    """Return the keys of the n-grams of characters of each word, shortest first."""
+    """Return the keys of each word's character n-grams, shortest first."""
     marked = [f"<{word}>" for word in words.to_pylist()]
     lengths = np.fromiter(map(len, marked), dtype=np.int64, count=len(marked))
     points = np.frombuffer("".join(marked).encode("utf-32-le"), dtype="<u4").astype(np.uint64)

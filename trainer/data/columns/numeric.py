@@ -152,7 +152,7 @@ def open_numeric(path: Path) -> tuple[Numeric, ...]:
 
 
 def planned(features: Mapping[str, Feature]) -> list[Numeric]:
-    """Return the numeric features among the given ones, still without statistics of their values."""
+    """Return the numeric features among the given features, still without statistics of their values."""
     return [
         Numeric(name, feature.column or name, feature.transform, "mean" if feature.missing is None else feature.missing)
         for name, feature in features.items()
@@ -246,7 +246,7 @@ def as_floats(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
 
 
 def _parsed(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:
-    """Return (values, mask of bad values) of a column of text; CSV columns are text if one value is no number."""
+    """Return (values, mask of bad values) of a column of text; CSV columns are text if any value is no number."""
     values, bad = np.full(len(array), np.nan), np.zeros(len(array), dtype=bool)
     for number, text in enumerate(array.to_pylist()):
         if text is None or not text.strip():

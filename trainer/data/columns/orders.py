@@ -39,7 +39,7 @@ Kind = Literal["number", "time without a zone", "time with a zone"]
 class Order:
     """The kind of the values in a column that orders rows.
 
-    The column's type decides the kind; in a column of text, the first value that can be read decides.
+    The column's type decides the kind of order; in a column of text, the first value that can be read decides.
 
     Attributes:
         kind: the kind of every value; a value of another kind is an error, or makes its row bad.
@@ -101,7 +101,7 @@ class RowOrder(Column):
 
 
 def order_name(column: str) -> str:
-    """Return the name, among a plan's columns of values, of the order of rows by a column."""
+    """Return the name that the order of rows by a column has among a plan's columns of values."""
     return f"order {column}"
 
 

@@ -17,7 +17,7 @@ NUM_EXAMPLES = 3
 
 
 class PointInTime:
-    """Comparison, chunk by chunk, of the time of each row with the times at which its features became known.
+    """Comparison of each row's time with the times at which its features became known, chunk by chunk.
 
     A feature's time is its ``timestamp``, a column of the rows, or its join's ``timestamp``, a column of the joined
     file. Times are compared only if the split is by ``time`` or ``per_user_last``.
@@ -65,7 +65,7 @@ class PointInTime:
         return {"num_late": self._num_late, "examples": self._examples}
 
     def take_over(self, state: dict[str, Any]) -> None:
-        """Add the :meth:`state` of a comparison of the rows that follow."""
+        """Add the :meth:`state` of a comparison that read the rows after these."""
         for feature, count in state["num_late"].items():
             self._num_late[feature] += count
         self._examples += state["examples"][: NUM_EXAMPLES - len(self._examples)]

@@ -1,6 +1,6 @@
 """Lists written as text: ``a|b``, or in brackets as JSON, Python and PostgreSQL write them. Torch-free.
 
-``[27, 9]``, ``["a", "b"]``, ``['a', 'b']``, ``(27, 9)`` and ``{27,9}`` are lists, and ``[]`` is an empty one. Elements
+``[27, 9]``, ``["a", "b"]``, ``['a', 'b']``, ``(27, 9)`` and ``{27,9}`` are lists, and ``[]`` is an empty list. Elements
 are taken as text, with quotes and escapes resolved; ``None``, ``null`` and ``nan`` without quotes are null. Any other
 value is split at ``|``: blanks around elements are removed, and a value without ``|`` is a list of one element. An
 empty element is null.
@@ -111,7 +111,7 @@ def unclear(texts: pa.Array) -> list[str]:
 
 
 def parts(text: str) -> list[str]:
-    """Return the ids of a text that may be a list, if it is one."""
+    """Return the ids of a text that may be a list, if it is a list."""
     return re.split(r"[\s,;]+", text.strip())
 
 

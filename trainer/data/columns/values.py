@@ -112,7 +112,8 @@ def require_ids(chunk: Chunk, column: str) -> None:
 def as_lists(chunk: Chunk, column: str, split: bool = True) -> tuple[pa.Array, npt.NDArray[np.int64]]:
     """Return (elements, lengths) of a column of lists; null lists and elements that are null or NaN are left out.
 
-    A single value is a list of one; with ``split``, text is a list as :mod:`trainer.data.columns.text_lists` says.
+    A single value is a list of one value; with ``split``, text is a list as :mod:`trainer.data.columns.text_lists`
+    says.
 
     Raises:
         DataError: at the first text in brackets that is no list.

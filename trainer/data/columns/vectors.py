@@ -171,7 +171,7 @@ def require_lists(type_: pa.DataType, vector: Vector, where: str) -> None:
 
 
 def vector_problems(vector: Vector, array: pa.Array) -> tuple[Float32s, Mask, Mask]:
-    """Return vectors, float32 [rows, dim], zeros where missing or bad; a mask of missing ones; a mask of bad ones."""
+    """Return vectors, float32 [rows, dim], zeros where missing or bad; and masks of missing and of bad vectors."""
     count = len(array)
     found = np.zeros((count, vector.dim), dtype=VALUE)
     if pa.types.is_null(array.type):

@@ -37,10 +37,10 @@ class DistinctIds:
 
     Args:
         kind: integers or strings.
-        take_places: called with arrays that, one after the other, hold the position of every added id among the
-            distinct ids, which are in order of first appearance.
-        distinct: distinct ids of an earlier stream that this one continues, in order of first appearance; None: there
-            is no earlier stream.
+        take_places: called with arrays that, in turn, hold the position of every added id among the distinct ids, which
+            are in order of first appearance.
+        distinct: distinct ids of an earlier stream that this stream continues, in order of first appearance; None:
+            there is no earlier stream.
     """
 
     def __init__(

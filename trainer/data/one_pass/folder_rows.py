@@ -36,7 +36,7 @@ class FolderRows:
         return Taken.of_json(document)
 
     def count(self, place: Place, num_rows: int, num_bad: int) -> Place:
-        """Return the place after ``num_rows`` more rows; there are no bad rows, because the first one is an error."""
+        """Return the place after ``num_rows`` more rows; there are no bad rows, because any bad row is an error."""
         return replace(place, rows=place.rows + num_rows)
 
     def close(self) -> None:

@@ -192,7 +192,7 @@ class Held:
 def window_of(
     place: Place, held: Held, file: int, row: int, bad: tuple[int, int] = (0, 0)
 ) -> tuple[Place, list[Window]]:
-    """Return the next window's position, and a list with this window alone.
+    """Return the next window's position, and a list with only this window.
 
     Args:
         place: position at which this window begins.

@@ -21,7 +21,7 @@ LABELS = "rows.labels.bin"
 No feature can have this name.
 """
 ROW_WEIGHTS = "rows.weights.float32"
-"""File of a split: weights of its rows, if the dataset has them. No feature can have this name."""
+"""File of a split: weights of its rows, if the dataset has weights. No feature can have this name."""
 USER_CODES = "user.codes.bin"
 """File of a split: the number of each example's user. No feature can have this name."""
 ITEM_PLACES = "item.places.bin"

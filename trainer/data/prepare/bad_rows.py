@@ -236,7 +236,7 @@ class GoodRows(Source):
         self._plan = make_plan(dataset, job, self)
 
     def stream(self, columns: Sequence[str], *arguments: Any, **options: Any) -> Generator[Chunk]:
-        """Yield good rows as :meth:`Source.stream` does, with all columns of the plan besides the named ones."""
+        """Yield good rows as :meth:`Source.stream` does, with the named columns and all columns of the plan."""
         for chunk in super().stream([*columns, *self._plan.columns()], *arguments, **options):
             bad = np.zeros(len(chunk), dtype=bool)
             for _, _, mask in bad_values(self._plan, chunk):

@@ -2,8 +2,8 @@
 
 A training row's negatives are items of training rows that its user did not have in training; if rows are split by time,
 only items up to the row's own time are excluded. Items that the user has only in held-out rows can be drawn, because
-training knows nothing of them. A held-out row's negatives are items that its user had in no split. They occur in
-training if the row's own item does, and else they do not, so that a model that has learned nothing has an AUC of 1/2.
+training knows nothing of them. A held-out row's negatives are items that its user had in no split. Negatives occur in
+training if the row's own item does; otherwise they do not. So a model that has learned nothing has an AUC of 1/2.
 
 Three kinds of rows are left out: rows without an item, held-out rows whose (user, item) pair occurs in training, which
 rankings of all items exclude too, and rows whose user had every item.
@@ -133,7 +133,7 @@ class DrawnNegatives:
         return self._spec.per_positive
 
     def in_words(self) -> str:
-        """Return a line for the log; empty if no row was left out."""
+        """Return a line of text for the log; empty if no row was left out."""
         shown = [f"{count:,} {why}" for why, count in self._left_out.items() if count]
         return f"left out, of {self._num_rows:,} rows: {'; '.join(shown)}" if shown else ""
 
@@ -141,7 +141,7 @@ class DrawnNegatives:
         """Return, for each negative, its item and the number of the row that gives the item's features.
 
         Args:
-            rows: number of the positive row of each negative, which must be in a split.
+            rows: for each negative, the number of its positive row, which must be in a split.
             positions: a distinct number for each negative, which determines its draw.
             needs_rows: True to look up rows of the drawn items; False: each negative's own row is returned.
         """
@@ -183,7 +183,7 @@ class DrawnNegatives:
 
 
 class RowsOfItems:
-    """Lookup of a row by item and time: the item's latest row up to the time, else its first one.
+    """Lookup of a row by item and time: the item's latest row up to the time, else its first row.
 
     Without times, any row of the item is chosen at random.
 
@@ -212,7 +212,7 @@ class RowsOfItems:
             self._keys = of[order] * (len(self._times) + 1) + np.searchsorted(self._times, known[order])
 
     def at(self, items: Int64s, times: npt.NDArray[Any] | None, words: UInt64s) -> Int64s:
-        """Return the number of a row for each item, which must have a row among the chosen ones."""
+        """Return the number of a row for each item; each item must have a row among the chosen rows."""
         first, end = self._starts[items], self._starts[items + 1]
         if times is None:
             return self._rows[first + below(words, end - first)]

@@ -35,7 +35,7 @@ PSI = 0.2
 VECTOR = 0.2
 """Limit of a mean vector's distance from the parent's, as a share of the mean length of the parent's vectors."""
 ROWS = 2.0
-"""Limit of the ratio of the two runs' numbers of rows, in either direction."""
+"""Limit of the ratio between the two runs' numbers of rows, in either direction."""
 _BINS = 10
 _SAMPLE_ROWS = 1 << 20
 _LEAST_SHARE = 1e-4
@@ -86,9 +86,9 @@ def profile_of(
 ) -> dict[str, Any]:
     """Return the profile of a run's rows, by which runs are compared.
 
-    It has the names of all columns, the types of the columns that are read, the days of the window and the number of
-    rows. Of the training rows it has the mean of each label and the shares of missing ids. Of all rows it has the
-    deciles of each numeric feature with the shares between them, and the mean and mean length of each vector.
+    The profile has the names of all columns, the types of the columns that are read, the days of the window and the
+    number of rows. Of the training rows it has the mean of each label and the shares of missing ids. Of all rows it has
+    the deciles of each numeric feature with the shares between them, and the mean and mean length of each vector.
     """
     window = plan.job.dataset.window
     read = {name: str(plan.source.column_type(name)) for name in plan.columns()}
@@ -206,8 +206,8 @@ def open_profile(path: Path) -> dict[str, Any]:
 def stability_index(before: Mapping[str, Any], values: Float64s) -> float:
     """Return the population stability index of values against a numeric feature's entry in a profile.
 
-    It is the sum over bins of (p - q) log(p / q), with p and q the shares of values now and before. Shares below .0001
-    count as .0001.
+    The index is the sum over bins of (p - q) log(p / q), with p and q the shares of values in this run and before.
+    Shares below .0001 count as .0001.
     """
     if not len(values) or not before["shares"]:
         return float("inf") if len(values) != len(before["shares"]) else 0.0

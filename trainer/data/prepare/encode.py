@@ -175,7 +175,7 @@ def check_rows(plan: DataPlan, num_rows: int, times: PointInTime, matches: JoinM
 class _Step(NamedTuple):
     """Work on one column, repeated for each chunk: ``read`` runs in any thread, ``append`` in the order of chunks.
 
-    Steps with the same ``group`` append to the same files or tables, so they run ``append`` one after the other.
+    Steps with the same ``group`` append to the same files or tables, so they run ``append`` in turn.
     """
 
     group: str

@@ -19,7 +19,7 @@ _PIECE_EXAMPLES = 1 << 22
 def example_counts(
     split: Path, feature: str, num_rows: int, *, is_list: bool = False, drawn_negatives: bool = False
 ) -> npt.NDArray[np.int64]:
-    """Return, for each table row, the number of a split's examples that have it in a feature.
+    """Return, for each table row, the number of a split's examples whose feature has that row.
 
     In a feature of lists every element counts.
 

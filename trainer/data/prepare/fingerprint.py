@@ -67,8 +67,8 @@ def sequence_settings(job: JobSpec) -> dict[str, Any]:
 def dataset_fingerprint(plan: DataPlan) -> str:
     """Return the fingerprint of the rows, for lineage.
 
-    It is the sha256 of the dataset spec without its location, the window, and the size and the first and last 64 KiB of
-    each file. In the last 64 KiB, Parquet has its footer: schema, counts, statistics.
+    The fingerprint is the sha256 of the dataset spec without its location, the window, and the size and the first and
+    last 64 KiB of each file. In the last 64 KiB, Parquet has its footer: schema, counts, statistics.
     """
     content: list[Any] = [] if plan.dataset.messages is None else [plan.dataset.uri]
     for source in plan.sources:

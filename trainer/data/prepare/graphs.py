@@ -25,7 +25,7 @@ from trainer.spec import DatasetSpec, JobSpec
 
 @dataclass(frozen=True)
 class EdgeFile:
-    """One graph of the dataset: pairs of raw ids of ``table``, in two columns."""
+    """A graph in the dataset: pairs of raw ids of ``table``, in two columns."""
 
     name: str
     table: str

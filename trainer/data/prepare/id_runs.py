@@ -65,7 +65,7 @@ class IdRun:
         """For each id of the run, in ascending order, its position among the distinct ids of all runs."""
 
     def codes_of(self, places: Int32s) -> Int32s:
-        """Return the positions among the distinct ids of all runs, int32, of ids of this run.
+        """Return, for ids of this run, their positions among the distinct ids of all runs, int32.
 
         ``places`` are the ids' numbers in this run's order of first appearance.
         """

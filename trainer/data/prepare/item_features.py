@@ -72,7 +72,7 @@ class ItemFeatures:
     kappas: Mapping[str, float] = field(default_factory=dict)
 
     def in_words(self) -> str:
-        """Return a line for the log; empty if no feature belongs to the item."""
+        """Return a line of text for the log; empty if no feature belongs to the item."""
         if not self.names:
             return ""
         shown = (f"{name} ({self.kappas[name]:.2f})" if name in self.kappas else name for name in sorted(self.names))
@@ -80,7 +80,7 @@ class ItemFeatures:
 
 
 def item_features(plan: DataPlan, encoded: Encoded) -> ItemFeatures:
-    """Return the features of the item: the ones that the dataset names, or else the ones detected in the rows.
+    """Return the features of the item: those that the dataset names, or else those detected in the rows.
 
     Raises:
         DataError: the rows leave open whether a feature describes the item.
@@ -119,7 +119,7 @@ def item_features(plan: DataPlan, encoded: Encoded) -> ItemFeatures:
 def kappa(values: Values, same: Pairs, every: Pairs) -> Kappa:
     """Return the degree to which something that pairs of rows share determines a column: 0 not at all, 1 wholly.
 
-    It is computed with and without missing values, and the greater kappa is returned.
+    Kappa is computed with and without missing values, and the greater result is returned.
 
     Args:
         values: the column.

@@ -74,8 +74,7 @@ class KnownPairs:
     """Lookup of (user, item) pairs that occurred, by their table rows.
 
     Args:
-        seen: items of each user.
-        rows: table row of each item of ``seen``.
+        seen: items of each user. rows: table row of each item in ``seen``.
     """
 
     def __init__(self, seen: SeenItems, rows: npt.NDArray[np.integer]):
@@ -181,7 +180,7 @@ class UnseenUntil:
         return none
 
     def _weights(self, users: Int64s, times: npt.NDArray[Any] | None) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the weights of all items to draw and of the never seen ones, and the index of the first later item."""
+        """Return the weights of all items to draw and of items never seen, and the index of the first later item."""
         never = self._never.unseen_weight(users)
         if self._times is None:
             return never, never, never

@@ -43,7 +43,7 @@ class PartCache:
     def __init__(self, folder: Path, fingerprint: str):
         self.folder = folder
         self.state: dict[str, Any] | None = None
-        """State of the last :meth:`save`, by this process or by one before it."""
+        """State of the last :meth:`save`, by this process or by an earlier process."""
         self._fingerprint = fingerprint
         self._appenders: list[Appender] = []
         self._lengths: dict[str, int] = {}

@@ -97,7 +97,7 @@ class DataPlan:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Sources of all files that are read: of the rows, then of joined files, then of edges of graphs."""
+        """Sources of all files that are read: first the rows, then joined files, then edges of graphs."""
         joined = (join.source for join in self.joins.values())
         return (self.source, *joined, *(file.source for file in self.graphs.values()))
 
@@ -105,7 +105,7 @@ class DataPlan:
     def needs_all_rows(self) -> str | None:
         """Name of the first setting that makes an example depend on other rows; None if there is no such setting.
 
-        Without one, spans of rows can be prepared independently.
+        Without such a setting, spans of rows can be prepared independently.
         """
         needs = {
             "histories": any(feature.derive is not None for feature in self.features),
@@ -128,7 +128,7 @@ class DataPlan:
 
     @property
     def positives_only(self) -> bool:
-        """True if the model is trained on positive rows alone."""
+        """True if the model is trained only on positive rows."""
         return self.is_bpr or self.is_sequence
 
     @property
@@ -168,7 +168,7 @@ class DataPlan:
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """The columns of labels, of their masks and of the rows' weights."""
+        """The columns of labels, their masks and the rows' weights."""
         return tuple(dict.fromkeys(self.dataset.label_columns.values()))
 
     @property
@@ -206,7 +206,7 @@ class DataPlan:
 
     @cached_property
     def sides(self) -> Sides | None:
-        """The column that assigns rows to splits, if there is one."""
+        """The column that assigns rows to splits, if the dataset has one."""
         column = self.job.evaluation.split.column
         return None if column is None else Sides(column)
 
@@ -443,7 +443,7 @@ def _check_roles(plan: DataPlan) -> None:
     """Check that the features user and item read a column of single ids, if a setting of dataset or job needs that.
 
     Raises:
-        DataError: one of the two does not.
+        DataError: one of the two does not, though a setting needs it.
     """
     needs: list[tuple[str, tuple[str, ...]]] = []
     if plan.dataset.negatives is not None:

@@ -93,8 +93,8 @@ def prepare(
         dataset: location of the rows, and the meaning of their columns.
         job: the job, with the split and the features to read.
         directory: the directory to make.
-        base_vocabulary: ids of the parent model of a warm start, by table. They keep their order, without the ids that
-            ``init_from.retire_after_runs`` retires; new ids follow.
+        base_vocabulary: ids of the parent model of a warm start, by table. The parent's ids keep their order, without
+            the ids that ``init_from.retire_after_runs`` retires; new ids follow.
         base_numeric: the parent's statistics of numeric features, which are kept; statistics of other features are
             computed from this run's rows.
         base_profile: profile of the parent's rows, with which this run's rows are compared
@@ -187,7 +187,7 @@ def _files_of(directory: Path) -> dict[str, Path]:
 
 
 def _replace(directory: Path, work: Path, fence: Callable[[], None]) -> None:
-    """Rename ``work`` to ``directory``, instead of an older one, once all its files are on disk."""
+    """Rename ``work`` to ``directory``, in place of an older directory, once all its files are on disk."""
     # After a power failure, no manifest may stand beside columns that are short or full of zeros.
     fsync_tree(work)
     fence()
@@ -339,7 +339,7 @@ def _of_users(plan: DataPlan, row_counts: Mapping[str, npt.NDArray[np.int64]]) -
 
 
 def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str, base: WarmStart) -> None:
-    """Write the directory of a one-pass job, from its specs and the files' schemas alone."""
+    """Write the directory of a one-pass job, only from its specs and the files' schemas."""
     if plan.numeric:
         known = inherited_numeric(plan, base.numeric or ())
         write_numeric([known.get(one.name) or with_fill(one) for one in plan.numeric], work / NUMERIC_FILE)

@@ -30,7 +30,7 @@ def put_prepared(folders: Folders | None, directory: Path) -> None:
 
 
 def fetch_prepared(folders: Folders | None, directory: Path) -> None:
-    """Fetch the run's prepared data from its storage into ``directory``, if the storage has them.
+    """Fetch the run's prepared data into ``directory``, if the run's storage has the data.
 
     One process of a host fetches them; the others wait.
 

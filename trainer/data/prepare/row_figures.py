@@ -64,8 +64,8 @@ def pairing(users: npt.NDArray[Any], items: npt.NDArray[Any]) -> float | None:
 
     One half of the users gives, for any two items, the number of users who have both. This number is compared for two
     pairs: two items of one user in the other half, and the first of them with an item drawn from all rows. The figure
-    is the share of comparisons in which the user's own pair has the greater number; a tie counts half. Popularity
-    alone gives .5.
+    is the share of comparisons in which the user's own pair has the greater number; a tie counts half. If only
+    popularity decides what users take, the result is .5.
 
     Args:
         users: code of each row's user [n], at least 0.
@@ -100,7 +100,7 @@ def pairing(users: npt.NDArray[Any], items: npt.NDArray[Any]) -> float | None:
 
 
 def popularity(earlier: npt.NDArray[Any], newest: npt.NDArray[Any]) -> float | None:
-    """Return the correlation of the logarithms of items' counts in two parts of the rows; changed ids lower it.
+    """Return the correlation between the log counts of items in two parts of the rows; changed ids lower it.
 
     Args:
         earlier: item codes of the earlier rows, at least 0.

@@ -102,9 +102,9 @@ class SequenceRows:
 class Sequences:
     """The sequences of all users, memory-mapped.
 
-    Sequence s is ``items[starts[s] : starts[s + 1]]``, table rows; ``sides`` has the split of each item. ``train``:
-    the items of the training split alone. ``held``: split -> the positions in ``items`` of the examples to evaluate,
-    which are those with a history.
+    Sequence s is ``items[starts[s] : starts[s + 1]]``, table rows; ``sides`` has the split of each item. ``train``: the
+    items of the training split only. ``held``: split -> the positions in ``items`` of the examples to evaluate, which
+    are those with a history.
     """
 
     def __init__(self, directory: Path):
@@ -125,8 +125,8 @@ class Sequences:
     def history(self, split: str, places: Int64s) -> tuple[Jagged, Jagged]:
         """Return two lists for each held-out example: the items before it, and all items of its user in any split.
 
-        Both are in order, oldest first. The first list has items of earlier splits only: for a test example, items of
-        training and validation.
+        Both lists are in order, oldest first. The first list has items of earlier splits only: for a test example,
+        items of training and validation.
         """
         user = np.searchsorted(self.starts, places, side="right") - 1
         start = self.starts[user]

@@ -5,7 +5,7 @@
     FOLDER/files/       the files, within a limit (:class:`trainer.storage.cache.HostCache`)
 
 A run's own files are hard links to these, and nobody changes them. Records are trusted, so only this user may access
-the folder. A run reuses data of runs of its own store only, not of another tenant.
+the folder. A run reuses data only from runs with the same store, never from another tenant's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SharedPreparedData:
     """Cache of prepared data that runs of this host share: at most ``limit_bytes``, least recently used removed first.
 
     Args:
-        folder: folder of the cache, made with access for this user alone.
+        folder: folder of the cache, made with access for this user only.
         limit_bytes: limit for all owners together.
         owner: store url of the runs that share; runs of another owner see none of their data.
 
@@ -50,7 +50,7 @@ class SharedPreparedData:
     def key_of(self, fingerprint: str, settings: dict[str, Any]) -> str:
         """Return the key of prepared data.
 
-        It is a hash of their fingerprint, the manifest's settings, the owner and the release of this code.
+        The key is a hash of the data's fingerprint, the manifest's settings, the owner and the release of this code.
         """
         document = [importlib.metadata.version("evenkeel"), self._owner, fingerprint, settings]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
@@ -59,7 +59,7 @@ class SharedPreparedData:
     def only_one(self, key: str, log: Callable[[str], Any]) -> Iterator[None]:
         """Wait until no other process prepares ``key``.
 
-        Dead processes do not block others, nor do processes whose data are too large to keep.
+        Other processes are blocked neither by dead processes nor by processes whose data are too large to keep.
         """
         descriptor = os.open(self.folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -38,7 +38,7 @@ def per_user_last(split: Split, users: npt.NDArray[Any], order: npt.NDArray[Any]
     """Split by leaving out the last rows of each user.
 
     In ``order`` (then by row number), the last ``num_test`` rows of a user are for test, the ``num_validation`` rows
-    before them for validation; by default one each (leave-last-two-out).
+    before them for validation; by default one row each (leave-last-two-out).
 
     A split of fraction 0 gets no row. A user's first row is always for training: a single row has no held-out row, and
     two rows have only a test row. Rows without a user (-1) are for training.

@@ -174,7 +174,7 @@ def ids_before(table: str, kind: Kind, base: IdMap | None, keeps_strings: bool =
     Args:
         table: name of the table.
         kind: kind of its ids in the rows.
-        base: ids of the warm start; None without one.
+        base: ids of the warm start; None without a warm start.
         keeps_strings: True if strings are not hashed.
 
     Raises:

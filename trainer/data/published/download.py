@@ -40,7 +40,7 @@ def get(name: str, to: Path, downloaded: Path | None = None, told: Callable[[str
         to: the folder of the Parquet files, which is created.
         downloaded: a folder with the publisher's files, if this machine cannot reach the publisher; None: the files are
             fetched.
-        told: called with each line for the user.
+        told: called with each line of text for the user.
 
     Returns:
         The paths of the Parquet files. Nothing is fetched if all of them exist.
@@ -85,7 +85,7 @@ def _fetch(file: RemoteFile, path: Path) -> None:
 
 
 def _checked(file: RemoteFile, path: Path) -> str:
-    """Describe a file's checksum, and whether there is one to compare with.
+    """Describe a file's checksum, and whether a published checksum is there to compare with.
 
     Raises:
         DataError: the file is missing, or its checksum is not the publisher's.

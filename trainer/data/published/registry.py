@@ -1,4 +1,4 @@
-"""The public data sets, keyed by name: files, checksums where the publisher states one, terms. Torch-free."""
+"""The public data sets, keyed by name: files, checksums where the publisher states them, terms. Torch-free."""
 
 from __future__ import annotations
 

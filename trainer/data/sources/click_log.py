@@ -157,7 +157,7 @@ class ClickLog:
     def _birth_days(self) -> Int64s:
         """Return the day from which on each item appears, int64 [items].
 
-        It is day 0 for nine tenths of the items, and always for the first ``num_clusters``, the most popular.
+        The day is 0 for nine tenths of the items, and always for the first ``num_clusters``, the most popular.
         """
         late = self._world(1, self.num_items) < 0.1
         late[: self.num_clusters] = False
@@ -208,7 +208,7 @@ def _zipf_cdf(count: int, exponent: float) -> Floats:
 def generate(log: ClickLog, directory: Path | str) -> list[Path]:
     """Write the log's days under ``directory`` and return their files' paths.
 
-    Each day appears complete or not at all, and replaces an older one.
+    Each day's file appears complete or not at all, and replaces an older file of that day.
     """
     directory = Path(directory)
     written = []

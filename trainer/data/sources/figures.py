@@ -24,7 +24,7 @@ from trainer.spec.losses import LOSSES
 def profile(spec: DatasetSpec) -> dict[str, Any]:
     """Return figures of a dataset as a dictionary; reads every row, in a stream.
 
-    They are the number of rows, the rate of positive labels (or the range of label values) and the range of the
+    The figures are the number of rows, the rate of positive labels (or the range of label values) and the range of the
     ordering column. For each feature there are the numbers of nulls and distinct ids. ``label_problem`` is the error
     that a job would fail with if a label is invalid.
     """
@@ -109,7 +109,7 @@ class _Bounds:
 
 
 class _Labels:
-    """Figures of a dataset's label, or of each of its labels: rate of positives or range of values."""
+    """Figures of a dataset's label or labels: rate of positives or range of values."""
 
     def __init__(self, spec: DatasetSpec):
         self._spec, self._problem = spec, ""

@@ -36,7 +36,7 @@ class Taken:
     """A file whose reading has begun, with its size and time of change at that moment.
 
     Attributes:
-        number: number of files that were read before this one.
+        number: number of files that were read before this file.
         name: path of the file below the folder, with ``/`` between the parts.
         size: size in bytes.
         changed_ns: time of the last change, in nanoseconds since 1970.
@@ -77,7 +77,7 @@ class Lag:
 
 
 class FollowedFolder:
-    """The files of a folder as one reader reads them, one after the other. Safe for use by several threads.
+    """The files of a folder in the order in which one reader reads them. Safe for use by several threads.
 
     Args:
         uri: uri of the folder.

@@ -91,7 +91,7 @@ class _Column:
     """Common length of the column's lists; 0 if their lengths differ or it holds no lists."""
     is_dates: bool = False
     text_lists: str = ""
-    """Form of the column's texts: ``lists``, ``numbers`` (with commas), ``unreadable`` or ``unclear`` ones, or ""."""
+    """Form of the column's texts: ``lists``, ``numbers`` (with commas), ``unreadable``, ``unclear`` or ""."""
     pair: tuple[str, ...] = ()
     """The column's two values if it is text with exactly two distinct values."""
     example: str = ""
@@ -267,7 +267,7 @@ def column_names(uri: str | Path) -> list[str]:
 def _item_table(
     uri: str, features: dict[str, Any], columns: dict[str, _Column], rows: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the proposed ``items`` of a dataset, and notes."""
+    """Return the proposed field ``items`` of a dataset, and notes."""
     if "item" not in features:
         remedy = "name the column of item ids item, item_id, sku or product_id in the rows"
         raise DataError("has no column of item ids, which an item table needs", where=rows, remedy=remedy)
@@ -385,7 +385,7 @@ def _is_no_label(column: _Column) -> bool:
 
 
 def _as_label(column: _Column) -> str:
-    """Return the reason why a column is no label yet, with the remedy that makes it one."""
+    """Return the reason why a column is no label yet, with the remedy that makes it a label."""
     if column.low is None and _RATING_NAMES.match(column.plain_name):
         return f"it holds text; if that is always a number, a rule can read it: label: {{rule: '{column.name} >= 4'}}"
     if column.low is None:
@@ -585,7 +585,7 @@ def _figures(name: str, type_: pa.DataType, column: pa.ChunkedArray) -> _Column:
 
 
 def _text_lists(column: pa.ChunkedArray, has_pipes: bool) -> dict[str, Any]:
-    """Return the fields ``text_lists``, ``example`` and ``dim`` of :class:`_Column` for a column of text.
+    """Return, for a column of text, the fields ``text_lists``, ``example`` and ``dim`` of :class:`_Column`.
 
     With ``has_pipes``, a pipe is part of a value and separates no elements.
     """
@@ -615,7 +615,7 @@ def _text_lists(column: pa.ChunkedArray, has_pipes: bool) -> dict[str, Any]:
 def _dim(lists: pa.Array, num_others: int) -> int:
     """Return the common length of text lists that are vectors, else 0.
 
-    They are vectors if all have one length and hold numbers, some with a decimal point. ``num_others`` counts the
+    Lists are vectors if all have the same length and hold numbers, some with a decimal point. ``num_others`` counts the
     column's texts that are no lists; with any, the result is 0.
     """
     dim = _common_length(pa.chunked_array([lists]))

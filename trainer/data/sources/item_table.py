@@ -75,6 +75,6 @@ class ItemFile:
 def item_file(
     dataset: DatasetSpec, numeric: Sequence[Numeric], vectors: Sequence[Vector] = (), uri: str | None = None
 ) -> ItemFile | None:
-    """Return the item table of a dataset, if it has one; ``uri``: the file that stands in for the dataset's."""
+    """Return the item table of a dataset, if any; ``uri``: the file that stands in for the dataset's."""
     items = dataset.items
     return None if items is None else ItemFile(items, uri or beside(items.uri, dataset.uri), numeric, vectors)

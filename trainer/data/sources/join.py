@@ -127,7 +127,8 @@ class JoinTable:
         """Return the raw ids at these positions of the join file; position -1 has none.
 
         Returns:
-            One id or null for each position, and None; or for lists, the ids of all lists, and the lists' lengths.
+            A pair: an id or null for each position, and None; or for lists, the ids of all lists, and the lists'
+            lengths.
         """
         if not self.takes_list:
             return self._elements.take(pa.array(positions, mask=positions < 0)), None
@@ -135,7 +136,7 @@ class JoinTable:
         return self._elements.take(pa.array(indices.values)), indices.lengths
 
     def coded(self, codes: Codes, kind: Kind) -> npt.NDArray[np.int32] | Jagged:
-        """Return the code, or list of codes, of each position of the join file; a last entry serves position -1."""
+        """Return the code, or list of codes, of each position in the join file; the last entry is for position -1."""
         element_codes = codes.encode(values.as_ids(self._elements, kind, self.source.uri)).astype(np.int32)
         if self.takes_list:
             return Jagged(element_codes, self._offsets)

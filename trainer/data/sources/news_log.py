@@ -9,7 +9,7 @@ click        int8, always 1: items that were shown and not clicked are not in th
 topic        int64, the topic that the click was drawn for
 ===========  ===========================================================================================
 
-It also writes the true vectors behind the clicks to ``OUT/_truth``, a folder that readers of the log skip:
+The command also writes the true vectors behind the clicks to ``OUT/_truth``, a folder that readers of the log skip:
 
 ===========================================  ===========================================================
 items.parquet                                item, first_day, last_day (from 0), weight (popularity),
@@ -19,9 +19,9 @@ users/date=YYYY-MM-DD/part-00000.parquet     user, vector (float64 [topics]): th
 
 The model has topics t: P(item | user, day) = sum_t P(t | user, day) P(item | t, day). P(item i | t, day) is
 proportional to weight_i vector_it over the items alive on the day. So ``vector`` is all that clicks can reveal about an
-item besides its popularity. An item survives each day from its first one on with probability 1 - 1 / ``lifetime_days``;
-on average the number of items is constant. P(. | user, day) is the softmax of a user's leaning plus the day's
-news, both stationary autoregressions over days. Every value is a function of (seed, day, row).
+item besides its popularity. From its first day on, an item survives each day with probability 1 - 1 /
+``lifetime_days``; on average the number of items is constant. P(. | user, day) is the softmax of a user's leaning plus
+the day's news, both stationary autoregressions over days. Every value is a function of (seed, day, row).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class NewsLog:
 
     Attributes:
         num_rows: number of clicks over all days.
-        num_days: number of days, with equal numbers of clicks (give or take one).
+        num_days: number of days, with equal numbers of clicks (give or take one click).
         seed: seed of all random numbers.
         rows_per_user: mean number of clicks of a user, over all days.
         rows_per_birth: number of clicks of a day divided by the number of items born on it.
@@ -257,9 +257,9 @@ def _lists(matrix: Floats) -> pa.Array:
 
 
 def generate_news(log: NewsLog, directory: Path | str) -> list[Path]:
-    """Write the log's days and its true vectors under ``directory``, replacing older ones.
+    """Write the log's days and its true vectors under ``directory``, replacing older files.
 
-    Each day appears complete or not at all.
+    Each day's file appears complete or not at all.
 
     Returns:
         The paths of the days' files.

@@ -78,7 +78,7 @@ class Chunk:
     """Some rows of one file.
 
     ``rows`` are the rows' numbers in the file (from 0), and ``end`` is the number of the next row to read. ``num_bad``
-    counts further rows that were left out because they are bad.
+    counts the bad rows that were left out.
     """
 
     file: SourceFile

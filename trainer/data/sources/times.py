@@ -63,7 +63,7 @@ class Times:
 
 
 def read_times(array: pa.Array) -> Times:
-    """Return the times in a column of dates, of timestamps in any unit, or of text in ISO 8601."""
+    """Return the times in a column of dates, timestamps in any unit, or text in ISO 8601."""
     type_ = array.type
     if is_text(type_):
         return _read_text(array)
@@ -104,7 +104,7 @@ def _read_text(array: pa.Array) -> Times:
 
 
 def text_as_times(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return text in ISO 8601 as timestamps in microseconds: without a zone if no text has one, else in UTC.
+    """Return text in ISO 8601 as timestamps in microseconds: without a zone if no text has a zone, else in UTC.
 
     Raises:
         pa.ArrowInvalid: a text is no time, or some texts have a zone and others none.

@@ -56,7 +56,7 @@ def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
 def is_read_by_row(left: pa.DataType, right: pa.DataType) -> bool:
     """Return True if values of either type may turn out, row by row, to be readable as the other type.
 
-    This holds for text and numbers or times, and for single values and lists of them.
+    Such pairs of types are text with numbers or times, and single values with lists of them.
     """
     left, right = map(element_type, map(plain_type, (left, right)))
     if is_text(left) or is_text(right):
@@ -92,7 +92,7 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _without_empty(array: pa.Array) -> pa.Array:
-    """Return text, or lists of it, with null instead of each empty text, which CSV cannot tell from null."""
+    """Return text, or lists of text, with null for each empty text, because CSV cannot tell the two apart."""
     type_, is_list_ = array.type, is_list(array.type)
     texts = array.flatten() if is_list_ else array
     if not is_text(texts.type) or pc.min(pc.binary_length(texts)).as_py() != 0:

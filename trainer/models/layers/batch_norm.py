@@ -20,8 +20,8 @@ class BatchNorm(nn.Module):
 
     Training forwards and their backwards are collective: every rank takes part, even without a sample (n = 0).
     Evaluation uses running moments and needs no communication: mean <- (1 - momentum) mean + momentum E[x], and
-    likewise the variance, from n / (n - 1) Var[x]. They are buffers, so that checkpoints contain them. With
-    micro-batches each part is normalised by its own moments, and updates the running ones.
+    likewise the variance, from n / (n - 1) Var[x]. The running moments are buffers, so that checkpoints contain them.
+    With micro-batches each part is normalised by its own moments, and updates the running moments.
 
     Args:
         affine: True for parameters gamma (initially 1) and beta (initially 0), each [width].

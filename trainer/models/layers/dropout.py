@@ -25,7 +25,7 @@ def keep_mask(
             this number, not on its index in the tensor. The mask is drawn on the CPU and moved to their device.
         samples: int64 [b], index of each sample in the global batch.
         dim: number of columns of the mask.
-        rate: probability of a drop, for each column of each position on its own.
+        rate: probability of a drop, independent for each position and column.
         seed: the job's seed; with "dropout" it is the key of the draws.
         step: the training step, a part of the counter of the draws.
         site: place in the model, in [0, 2^16).

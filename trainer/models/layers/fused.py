@@ -184,7 +184,7 @@ def _cross_layers_in_torch(first: Tensor, *parameters: Tensor) -> Tensor:
 class SplitFields(torch.autograd.Function):
     """(rows [v | w] of fields [n, fields * (dim + 1)], dim) -> vectors, first-order terms, products of pairs.
 
-    They are [n, fields * dim], [n] and [n]: see :func:`embeddings.kernels.cpu.split_fields`.
+    The results are [n, fields * dim], [n] and [n]: see :func:`embeddings.kernels.cpu.split_fields`.
     """
 
     @staticmethod
@@ -218,7 +218,7 @@ def _split_fields_gradient(
 def pairs(vectors: Tensor) -> Tensor:
     """Return sum over f < g of <v_f, v_g>, [b], from vectors [b, F, d].
 
-    It is computed as (|sum_f v_f|^2 - sum_f |v_f|^2) / 2 (Rendle, Factorization Machines, ICDM 2010, lemma 3.1).
+    The sum is computed as (|sum_f v_f|^2 - sum_f |v_f|^2) / 2 (Rendle, Factorization Machines, ICDM 2010, lemma 3.1).
     """
     return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
 

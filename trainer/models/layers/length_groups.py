@@ -59,7 +59,7 @@ def length_groups(lengths: Tensor, total: int) -> list[LengthGroup]:
 
 
 def one_group(lengths: Tensor, total: int) -> LengthGroup:
-    """Return one group with all lists, including empty ones; ``total``: sum of the lengths."""
+    """Return one group with all lists, including empty lists; ``total``: sum of the lengths."""
     samples, places = (torch.arange(size, device=lengths.device) for size in (len(lengths), total))
     return LengthGroup(samples, lengths, places, _positions(lengths, total))
 

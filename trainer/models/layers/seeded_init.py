@@ -24,7 +24,7 @@ def seeded(seed: int, what: str) -> Iterator[None]:
 def uniform(*shape: int, inputs: int, dtype: torch.dtype) -> nn.Parameter:
     """Return a parameter drawn uniformly from [-1, 1] / sqrt(inputs), in float32, then cast.
 
-    It is the initial distribution of torch.nn.Linear with this number of inputs.
+    This is the initial distribution of torch.nn.Linear with this number of inputs.
     """
     bound = 1.0 / math.sqrt(max(inputs, 1))
     return nn.Parameter(torch.empty(*shape, dtype=torch.float32).uniform_(-bound, bound).to(dtype))

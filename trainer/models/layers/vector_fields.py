@@ -48,7 +48,7 @@ class VectorFields(nn.Module):
     def forward(self, numbers: Tensor, vectors: Sequence[Vector] | None = None) -> dict[str, Tensor]:
         """Return {name: projection [b, columns]} of the vectors.
 
-        ``vectors``: vectors to project; None: all. ``numbers`` [b, n] must end with their columns.
+        ``vectors``: vectors to project; None: all vectors. ``numbers`` [b, n] must end with their columns.
         """
         chosen = self.vectors if vectors is None else vectors
         first = numbers.shape[1] - sum(one.dim for one in chosen)

@@ -1,4 +1,4 @@
-"""Points of curves, from the events of a run, and the interface of trackers, which receive them."""
+"""Points of curves, from a run's events, and the interface of trackers. Trackers receive the points."""
 
 from __future__ import annotations
 

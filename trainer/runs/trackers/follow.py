@@ -30,7 +30,7 @@ TRACKERS: dict[str, Callable[[Run, Any], Tracker]] = {
     "mlflow": MLflowTracker,
     "wandb": WandbTracker,
 }
-"""Constructors of trackers by kind; each takes the run and its entry of ``tracking`` (trainer.spec.tracking)."""
+"""Constructors by kind of tracker; each takes the run and its entry of ``tracking`` (trainer.spec.tracking)."""
 LOCK_FILE = "trackers.lock"
 POLL_SECONDS = 1.0
 FIRST_WAIT_SECONDS = 1.0

@@ -20,8 +20,8 @@ START_SECONDS = 30.0
 class WandbTracker:
     """Tracker of the Weights & Biases run that has this run's id; all attempts share it.
 
-    In offline mode no server knows the points that it has, so STEPS_FILE in the run's directory records them. It is
-    written before points are sent: after a crash a missing point does less harm than a point sent twice.
+    In offline mode no server knows the points that it has, so STEPS_FILE in the run's directory records them.
+    STEPS_FILE is written before points are sent: after a crash a missing point does less harm than a point sent twice.
     """
 
     def __init__(self, run: Run, spec: WandbTracking):

@@ -1,4 +1,4 @@
-"""Checks of datasets with several labels, and of weights of rows; each problem has a remedy. Torch-free.
+"""Checks of several labels and of row weights; each problem has a remedy. Torch-free.
 
 A part of trainer.spec.checks.dataset and trainer.spec.checks.evaluation.
 """

@@ -57,7 +57,7 @@ def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def model_problems(spec: JobSpec) -> Iterator[FieldProblem]:
-    """Yield the settings of the model, and the shardings, that its kind does not read or cannot learn with."""
+    """Yield the settings of the model, and the shardings, that its kind of model does not read or cannot learn with."""
     yield from spec.model.problems(spec)
     if not spec.model.pools:
         available = shardings_for(sequences=True)
@@ -71,7 +71,7 @@ def model_problems(spec: JobSpec) -> Iterator[FieldProblem]:
 
 
 def optimizer_problems(optimizer: Optimizer) -> Iterator[FieldProblem]:
-    """Yield the settings of the row optimizer that its kind does not read, and missing settings that it requires."""
+    """Yield settings that the kind of row optimizer does not read, and missing settings that it requires."""
     name, kind = optimizer.kind, KINDS[optimizer.kind]
     decaying = ", ".join(one for one in kinds_that_take("weight_decay"))
     answered = ("kind", "clip_norm", "weight_decay", "first_touch", "eps_inside_root", "decay")

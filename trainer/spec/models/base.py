@@ -58,7 +58,7 @@ _REMOVED_TRAITS = {
     "learns_products": "say multiplies_rows = 'always'",
     "learns_products_without_numbers": "say multiplies_rows = 'without_numbers'",
 }
-"""Class variables that earlier versions read -> remedy; a kind that sets such a variable is refused."""
+"""Class variables that earlier versions read -> remedy; a model kind that sets such a variable is refused."""
 
 
 class ModelSpec(Spec):
@@ -120,7 +120,7 @@ class ModelSpec(Spec):
     """Features that a warm start can add without changing the scores: ``any``, ``none`` (because the fields are
     normalised together), or ``own_rows``: only features with their own table, because rows enter scores unweighted."""
     counts_columns: ClassVar[str | None] = "its scores depend on the number of columns"
-    """Reason why scores change if vectors get columns of zeros; None: they do not."""
+    """Reason why scores change if vectors get columns of zeros; None: scores do not change."""
     job_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings of a job that names no ``model.loss``, for the fields that it leaves out (:func:`with_defaults`)."""
     has_context: ClassVar[bool] = False
@@ -155,7 +155,7 @@ class ModelSpec(Spec):
 
     @property
     def effective_init(self) -> Init:
-        """The init that the job sets, else the kind's own."""
+        """The init that the job sets, else that of the model kind."""
         return self.init or self.default_init
 
     @property
@@ -185,7 +185,7 @@ class ModelSpec(Spec):
 
     @property
     def history_length(self) -> int:
-        """Number of a user's last items that a sequence model reads to rank the next one; 0 for other models."""
+        """Number of a user's last items that a sequence model reads to rank the next item; 0 for other models."""
         return 0
 
     @property
@@ -204,7 +204,7 @@ class ModelSpec(Spec):
 
     @property
     def wider_vectors_problem(self) -> str | None:
-        """Reason why scores change if vectors get columns of zeros, for this spec; None: they do not."""
+        """Reason why scores change if vectors get columns of zeros, for this spec; None: scores do not change."""
         return self.counts_columns
 
     def learns_from_padding(self, has_numbers: bool) -> bool:
@@ -236,7 +236,7 @@ class ModelSpec(Spec):
         return ModelSize()
 
     def problems(self, job: JobSpec) -> Iterator[FieldProblem]:
-        """Yield a problem with its remedy for each setting of the job that the kind does not read or cannot use."""
+        """Yield a problem with its remedy for each setting of the job that the model does not read or cannot use."""
         for name in self._of_others:
             if name == "hidden":
                 yield FieldProblem("model.hidden", f"{self.kind} has no hidden layers", "leave it out")
@@ -303,7 +303,7 @@ class ModelSpec(Spec):
 
 
 def kinds_that(trait: str) -> list[str]:
-    """Return the kinds that have a trait, such as ``reads_vectors``."""
+    """Return the model kinds that have a trait, such as ``reads_vectors``."""
     return [kind for kind, spec in ModelSpec.registry.items() if getattr(spec, trait)]
 
 
@@ -378,7 +378,7 @@ class TowerSpec(ModelSpec):
         return self.batch_norm
 
     def tower(self, inputs: int, *ends: int, logits: bool = True) -> ModelSize:
-        """Return the size of the tower on ``inputs`` inputs, with layers of sizes ``ends`` after the hidden ones."""
+        """Return the size of the tower on ``inputs`` inputs, with layers of sizes ``ends`` after the hidden layers."""
         sizes = [inputs, *self.hidden, *ends]
         return tower_size(sizes, residual=self.residual, batch_norm=self.batch_norm, logits=logits)
 

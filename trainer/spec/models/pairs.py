@@ -120,8 +120,8 @@ class BPRSpec(PartnerSpec):
 class LightGCNSpec(PartnerSpec):
     """Rows of users and items, smoothed over the graph of training pairs (He et al., LightGCN, SIGIR 2020).
 
-    ``layers``: number of propagations over the graph. It has the losses of bpr. A step propagates the rows of all users
-    and items, on one rank.
+    ``layers``: number of propagations over the graph. The model has the losses of bpr. A step propagates the rows of
+    all users and items, on one rank.
     """
 
     kind: Literal["lightgcn"]
@@ -154,7 +154,7 @@ class LightGCNSpec(PartnerSpec):
 
 
 class MFSpec(PairSpec):
-    """Matrix factorization (Koren, Bell and Volinsky, 2009), with biases or as the product alone.
+    """Matrix factorization (Koren, Bell and Volinsky, 2009), with biases or only as the product.
 
     ``biases``: True to add biases of users and items and the mean label to the product.
     """

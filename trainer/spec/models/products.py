@@ -53,7 +53,7 @@ class DLRMSpec(ClickSpec):
 class DCNv2Spec(ClickSpec):
     """DCN-V2: ``cross_layers`` cross layers before (``stacked``) or beside (``parallel``) the tower.
 
-    Their matrices have rank ``low_rank``; without it they are full matrices.
+    The cross layers' matrices have rank ``low_rank``; without it they are full matrices.
     """
 
     kind: Literal["dcnv2"]

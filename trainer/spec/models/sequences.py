@@ -14,7 +14,7 @@ from trainer.spec.models.size import ModelSize
 from trainer.spec.problems import FieldProblem
 
 Negatives = Literal["own", "shared", "all"]
-"""Items that a target is compared with: drawn for it alone, drawn once for all targets of the batch, or all items."""
+"""Items that a target is compared with: drawn only for it, drawn once for all targets of the batch, or all items."""
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
@@ -107,7 +107,7 @@ class Item2VecSpec(SequenceSpec):
 
 
 class PieceSpec(SequenceSpec, RetrievalSettings):
-    """A model that reads pieces of at most ``length`` items, and at each item predicts the next one.
+    """A model that reads pieces of at most ``length`` items, and at each item predicts the next.
 
     Loss ``softmax`` compares a target with all items. Losses ``gbce`` and ``cosine_contrastive`` compare it with drawn
     items that all targets of a batch share.

@@ -25,7 +25,8 @@ class TwoTowerSpec(TowerSpec):
 
     ``normalize``: outputs of both towers are scaled to length 1. ``temperature``: number that their product is divided
     by. ``item_id_dropout``: the share of training examples whose item is looked up as the unknown id. The item tower so
-    learns to score without the id (Volkovs, Yu and Poutanen, DropoutNet, NeurIPS 2017). It needs an item table.
+    learns to score without the id (Volkovs, Yu and Poutanen, DropoutNet, NeurIPS 2017). The setting needs an item
+    table.
     """
 
     kind: Literal["two_tower"]

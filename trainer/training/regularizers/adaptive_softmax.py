@@ -17,7 +17,7 @@ class AdaptiveSoftmax:
     H_out the regularizer takes the mean of D loss^T D loss over labels from p, the Gauss-Newton form of -log p.
 
     Args:
-        head: the adaptive softmax. Its own parameters are trained like the parameters of any other module.
+        head: the adaptive softmax. The softmax's own parameters are trained like the parameters of any other module.
     """
 
     def __init__(self, head: nn.AdaptiveLogSoftmaxWithLoss):
@@ -29,7 +29,7 @@ class AdaptiveSoftmax:
         return losses if targets.dim() == 1 else losses.view(targets.shape).flatten(1).sum(1)
 
     def hessian(self, outputs: Tensor, *, through: bool = False) -> list[Factor]:
-        """Return the exact factors, one for each position and class: only practical for few classes."""
+        """Return the exact factors, a factor for each position and class: only practical for few classes."""
         logs = self.head.log_prob(outputs.flatten(0, -2)).view(len(outputs), -1, self.head.n_classes)
         p = logs.exp() if through else logs.detach().exp()
         return [Factor(-logs[:, at, y], p[:, at, y]) for at in range(logs.shape[1]) for y in range(self.head.n_classes)]

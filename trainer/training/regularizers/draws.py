@@ -28,7 +28,7 @@ _MAX_SITES = 256
 
 
 class Draws(Protocol):
-    """Source of random numbers for the outputs of a hidden layer, of the shape of ``like`` [b, ...]."""
+    """Source of random numbers for the outputs of a hidden layer, shaped as ``like`` [b, ...]."""
 
     def keep_mask(self, draw: int, site: int, like: Tensor, rate: float) -> Tensor:
         """Return a bool tensor of the shape of ``like`` whose elements are False with probability ``rate``."""

@@ -86,8 +86,8 @@ class DropoutObjective:
     def __call__(self, losses: Losses, draws: Draws) -> Objective:
         """Return the objective of a step.
 
-        ``losses`` is called once for each forward pass. It must run ``module``, and must return the same values each
-        time if there is no dropout.
+        ``losses`` is called once for each forward pass. The function must run ``module``, and must return the same
+        values each time if there is no dropout.
         """
         method = self.method
         if method.masks:
@@ -163,8 +163,8 @@ def approximate_noise(loss: Tensor, layers: Sequence[Tensor], draws: Draws) -> T
 def sampled_identity_regularizer(outputs: Tensor, layers: Sequence[Tensor], draws: Draws, count: int = 1) -> Tensor:
     """Return sum_i |J_{F,i} (eta_i * h_i)|^2 [b], averaged over ``count`` draws of random signs eta_i.
 
-    Its expectation is sum_i <J_i^T J_i, diag(h_i^2)> (C.4). It takes one backward pass and further ones for each draw,
-    for any number of outputs. The exact value is :func:`explicit_regularizer` of
+    Its expectation is sum_i <J_i^T J_i, diag(h_i^2)> (C.4). It takes one backward pass, and one more for each layer and
+    draw, for any number of outputs. The exact value is :func:`explicit_regularizer` of
     :func:`trainer.training.regularizers.outputs.identity`, which takes a backward pass for each output.
     """
     probe = torch.zeros_like(outputs, requires_grad=True)
@@ -189,7 +189,7 @@ def _masked(losses: Losses, hidden: HiddenLayers, rate: float, draw: int, draws:
 def _derivatives(value: Tensor, layers: Sequence[Tensor]) -> list[Tensor]:
     """Return the derivatives of ``value`` by each layer h_i, in the shape of h_i and differentiable.
 
-    They are 0 for layers on which ``value`` does not depend.
+    The derivatives are 0 for layers on which ``value`` does not depend.
     """
     gradients = torch.autograd.grad(value.sum(), layers, create_graph=True, allow_unused=True)
     return [torch.zeros_like(layer) if each is None else each for each, layer in zip(gradients, layers, strict=True)]

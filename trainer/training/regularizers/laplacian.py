@@ -6,7 +6,7 @@ The penalty tr(E^T L E) = 1/2 sum over edges |e_j - e_k|^2 pulls the rows of nei
 et al. 2015, who solve it by alternating least squares). In this module each sample adds strength |e_j - e_k|^2 to the
 loss: j is the row that the sample looks up, and k a neighbour of j drawn uniformly. For n_j samples of j the expected
 sum is sum_j n_j / deg(j) sum_{k ~ j} |e_j - e_k|^2, so rows are pulled as often as they are trained. Gradients move
-both rows. Rows without neighbours are not penalized, nor are columns after the vector, such as biases. The neighbour is
+both rows. Rows without neighbours, and columns after the vector (such as biases), are not penalized. The neighbour is
 drawn like a random walk of one step (embeddings.sse), as a function of seed, step and sample.
 """
 

@@ -66,7 +66,7 @@ class HiddenLayers:
 def hidden_layers(model: nn.Module) -> list[nn.Module]:
     """Return the modules of a job's model whose outputs are hidden layers after their activation.
 
-    They belong to the towers of trainer.models.layers.mlp; layers within attention are left out.
+    The hidden layers belong to the towers of trainer.models.layers.mlp; layers within attention are left out.
     """
     return [
         layer

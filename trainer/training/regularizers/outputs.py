@@ -47,7 +47,7 @@ class OutputLoss(Protocol):
     def sampled(self, outputs: Tensor, count: int, draws: Draws) -> list[Factor]:
         """Return ``count`` factors whose sum has the expectation H_out (Algorithm 3).
 
-        Their values are losses for labels that ``draws`` draws from the model's distribution.
+        The factors' values are losses for labels that ``draws`` draws from the model's distribution.
         """
         ...
 
@@ -148,8 +148,8 @@ def identity(outputs: Tensor) -> list[Factor]:
 def stability(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> tuple[float, float]:
     """Return (mu, nu) of theorem 4.1: the means over samples of |D_F loss|_2 and of the trace of H_out (4.7).
 
-    Together with the size of the weights they bound the difference between the losses on training and unseen data. It
-    is a diagnostic: no autograd graph is kept.
+    Together with the size of the weights they bound the difference between the losses on training and unseen data. The
+    pair is only for diagnosis, so no autograd graph is kept.
     """
     at = outputs.detach().requires_grad_()
     (first,) = torch.autograd.grad(loss.loss(at, targets).sum(), at)

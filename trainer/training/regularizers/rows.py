@@ -26,7 +26,7 @@ class RowsOnce(nn.Module):
 
     Attributes:
         vectors: an identity module for hooks. If ``hooked``, pooled rows pass through it in each forward pass, as
-            [b, features times dim]: only the vectors, without further columns such as biases.
+            [b, features times dim]: only the vectors, without columns after them such as biases.
     """
 
     def __init__(self, embeddings: nn.Module, dim: int, *, hooked: bool):

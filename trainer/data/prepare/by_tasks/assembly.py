@@ -55,7 +55,7 @@ def assembled(
     """Yield an assembly that prepares by tasks on ``hosts``; None if this process shall prepare everything.
 
     This process prepares everything if there are no other hosts, if the rows fit in one span, or if an example depends
-    on other rows than its own (:attr:`DataPlan.needs_all_rows`).
+    on rows other than its own (:attr:`DataPlan.needs_all_rows`).
     """
     if hosts is None:
         yield None

@@ -1,4 +1,4 @@
-"""Writing of encoded rows as files of a folder, which another host can open. Torch-free."""
+"""Writing of encoded rows as files of a folder. Another host can open the files. Torch-free."""
 
 from __future__ import annotations
 

@@ -109,7 +109,8 @@ def split(desk: Desk, task: Task, out: Path) -> None:
 def table(desk: Desk, task: Task, out: Path) -> None:
     """Assign the ids of a table their rows.
 
-    ``task.arguments`` has ``spans``, the numbers of the spans, and ``base``, the warm start's ids (None without one).
+    ``task.arguments`` has ``spans``, the numbers of the spans, and ``base``, the warm start's ids (None without a warm
+    start).
     """
     number = task.number
     plan, spans, base = desk.plan, task.arguments["spans"], task.arguments["base"]

@@ -125,7 +125,7 @@ class Reader(ABC):
         """Return the type that can hold a column's values of all files, from the types that the files declare.
 
         Without ``strict``, text is compatible with numbers and times, and single values with lists. The first file's
-        type is then returned, and rows of later files with unreadable values are reported one by one.
+        type is then returned, and each row of later files with unreadable values is reported.
 
         Raises:
             DataError: there is no such type.
@@ -195,7 +195,7 @@ class Reader(ABC):
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one file from ``first_row`` on and before ``stop_row``, as :meth:`read_batches` does.
 
-        Columns that the file stores as dictionaries, runs or views of text are turned into plain ones.
+        Columns that the file stores as dictionaries, runs or views of text are turned into plain columns.
 
         Raises:
             DataError: the file cannot be read.
@@ -285,7 +285,7 @@ class TextReader(Reader):
     def common_type(self, left: pa.DataType, right: pa.DataType, name: str) -> pa.DataType | None:
         """Return the narrowest type that fits a column's values of types ``left`` and ``right``, None if there is none.
 
-        In this base class there is always one, because every value can be read as text.
+        In this base class there is always a common type, because every value can be read as text.
         """
         if name in self.ids and are_mixed(left, right):
             self.mixed.add(name)
@@ -336,7 +336,7 @@ def beginnings(num_bytes: int) -> Iterator[None]:
 
 
 def _whole_lines(text: bytes) -> bytes:
-    """Return the text up to its last line end, if possible one that is not within quotes; all of it without one."""
+    """Return the text up to its last line end, preferably outside quotes; all of the text if it has no line end."""
     end = last = text.rfind(b"\n") + 1
     quotes = text.count(b'"', 0, end)
     while quotes % 2 and end:

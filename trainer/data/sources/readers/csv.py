@@ -165,7 +165,7 @@ class CsvReader(TextReader):
         return re.compile(rb'"(?<![^%b\r\n]")[^"]*(?:""[^"]*)*("[^%b\r\n]?)?' % (delimiter, delimiter))
 
     def _open_quote(self, path: FilePath) -> str | None:
-        """Describe the first quoted field of the file that has no proper end; None if every quoted field has one."""
+        """Describe the first quoted field of the file without a proper end; None if every quoted field has an end."""
         quoted = self._quoted(path)
         with text_of(path) as stream:
             line, text = 0, b"\n" + stream.read(_BLOCK_BYTES).removeprefix(BOM)
@@ -224,7 +224,7 @@ class _CountedText(_Text):
 
     @property
     def num_lines(self) -> int:
-        """Number of lines so far, including an unfinished last one."""
+        """Number of lines so far, including an unfinished last line."""
         return self._num_ends + bool(self.last_line)
 
     def read(self, size: int) -> pa.Buffer:
@@ -316,7 +316,7 @@ def _require_header(sample: Sequence[Sequence[str]], path: FilePath) -> None:
 
 
 def _is_row(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return True if the first line is a row of values, not of names: numbers or dates above numbers or dates."""
+    """Return True if the file's first line has values, not names: numbers or dates above numbers or dates."""
     numbers = [str(number) for number in range(len(header))]
     if header == numbers or header == ["", *numbers[:-1]] or not rows:
         return False  # as pandas names columns that have no names

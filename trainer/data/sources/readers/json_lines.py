@@ -1,7 +1,7 @@
 """JSON Lines: one object in each line, read in blocks of whole lines. Torch-free.
 
-A column is int64, float64, bool, string, or a list of one of them: the narrowest that every value of every
-file fits. A key that a line lacks, and an empty text, are null there.
+A column is int64, float64, bool, string, or a list of such values: the narrowest type that every value in every file
+fits. A key that a line of the file lacks, and an empty text, are null in that row.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _has_null(kind: pa.DataType) -> bool:
 
 
 def with_nulls(block: bytes) -> bytes:
-    """Return JSON with null instead of empty texts, so that a column of numbers may have them too."""
+    """Return JSON with null instead of empty texts, so that a column of numbers may have empty texts too."""
     return _EMPTY.sub(b"null", block)
 
 

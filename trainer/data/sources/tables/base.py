@@ -59,7 +59,7 @@ class TableFormat(ABC):
         """Return the latest version of the table at ``uri``, a local folder that holds ``files``."""
 
     def snapshot(self, uri: str, root: Parts, files: Mapping[Parts, FilePath]) -> Snapshot:
-        """Return :meth:`open` of a folder in which a log of this format was found, in ``root`` below it.
+        """Return the result of :meth:`open` for a folder in which a log of this format was found, in ``root`` below it.
 
         Raises:
             DataError: the table cannot be read.

@@ -1,7 +1,8 @@
 """A topic that is read while messages arrive, segment by segment, with the lag of a reader. Torch-free.
 
 A segment consists of the messages that have arrived when the reader asks for it, up to :data:`SEGMENT_MESSAGES`, taken
-evenly from the partitions that have any. Its offsets are recorded before it is read, so a later attempt reads the same.
+evenly from the partitions that have any. A segment's offsets are recorded before it is read, so a later attempt reads
+the same messages.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SEGMENT_MESSAGES = 1 << 18
 
 
 class FollowedTopic:
-    """The segments of a topic as one reader reads them, one after the other. Safe for use by several threads.
+    """The segments of a topic in the order in which one reader reads them. Safe for use by several threads.
 
     Args:
         uri: uri of the topic.
@@ -62,7 +63,7 @@ class FollowedTopic:
             self._replay()
 
     def pieces_until(self, number: int) -> list[Segment]:
-        """Return segment ``number``, the one before it, and the recorded segments after it."""
+        """Return segment ``number``, the segment before it, and the recorded segments after it."""
         with self._lock:
             self._taken = {one: segment for one, segment in self._taken.items() if one >= number - 1}
             self._journal.forget_before(number)
@@ -125,7 +126,7 @@ class FollowedTopic:
         self._taken[segment.number] = self._last = segment
 
     def _replay(self) -> None:
-        """Take over the segments that an earlier attempt recorded; from then on this attempt alone adds segments."""
+        """Take over the segments that an earlier attempt recorded; from then on only this attempt adds segments."""
         known = self._journal.read()
         if self._last is None and -1 in known:
             self._keep(known[-1])
@@ -178,7 +179,7 @@ class FollowedTopic:
         """Check that the messages after the segment ``last`` still exist.
 
         Raises:
-            DataError: they were deleted, or the topic is another one.
+            DataError: they were deleted, or the topic is another topic.
         """
         # A partition that was added is read from its beginning.
         for partition, offset in sorted((dict.fromkeys(ends, 0) | dict(last.offsets)).items()):

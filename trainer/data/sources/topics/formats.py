@@ -1,4 +1,4 @@
-"""Formats of messages, and the registry of them: bytes of many messages to a batch of rows. Torch-free."""
+"""Formats of messages, and their registry: functions from the bytes of many messages to a batch of rows. Torch-free."""
 
 from __future__ import annotations
 

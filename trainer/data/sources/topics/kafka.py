@@ -28,7 +28,7 @@ _SETTINGS = {
 }  # fmt: skip
 
 Message = tuple[int, bytes | None]
-"""Offset and value of a message; the value is None for a message without one."""
+"""Offset and value of a message; the value is None if the message has no value."""
 
 
 class Ends(NamedTuple):
@@ -114,7 +114,7 @@ class KafkaTopic:
     def read(self, ranges: Sequence[Range], stopped: threading.Event) -> Iterator[tuple[int, list[Message]]]:
         """Yield (partition, list of messages) until all ranges are read, in order within each partition.
 
-        The order across partitions may vary; the division into lists depends on the messages alone. Offsets without a
+        The order across partitions may vary; the division into lists depends only on the messages. Offsets without a
         message (after compaction or transactions) are skipped.
 
         Raises:

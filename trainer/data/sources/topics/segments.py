@@ -25,7 +25,7 @@ class Segment:
     """Messages that are read together: partition by partition, each in the order of its offsets.
 
     Attributes:
-        number: number of segments before this one; -1 for the starting point, which has no messages.
+        number: number of segments before this segment; -1 for the starting point, which has no messages.
         ranges: the messages of this segment, by partition.
         offsets: (partition, offset to continue from after this segment), for each partition known so far, in order.
     """

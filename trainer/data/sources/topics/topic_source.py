@@ -61,7 +61,7 @@ class DeclaredColumns(Reader):
 
 
 class TopicSource(Source):
-    """Source with the columns of a topic instead of files. It yields no rows.
+    """Source with the columns of a topic instead of files. This source yields no rows.
 
     Args:
         dataset: a dataset whose uri is a topic.
