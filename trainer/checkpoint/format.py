@@ -368,7 +368,8 @@ class Checkpoint:
             )
         if not 0 <= column_start <= column_end <= dim:
             raise CheckpointError(
-                f"{self.path}: table '{table}' has {dim} columns, asked for [{column_start}, {column_end})"
+                f"{self.path}: table '{table}' has {dim} columns, asked for [{column_start}, {column_end}): "
+                "if another version of evenkeel wrote it, use that one or train anew"
             )
         found = self._empty(shards, row_start, row_end, column_end - column_start)
         for shard in shards:

@@ -29,7 +29,7 @@ CHUNK_ROWS = 1 << 18
 
 def stored_rows(job: JobSpec, checkpoint: Checkpoint, table: str, start: int, count: int) -> EmbeddingTables:
     """Return rows [start, start + count) of a table as EmbeddingTables, whose ``read`` applies deferred updates."""
-    weight, state = checkpoint.read_rows(table, start, count)
+    weight, state = checkpoint.read_rows(table, start, count, column_count=job.model.table_columns(table))
     training = TrainingRecord.of(checkpoint)
     tables = EmbeddingTables(
         [TableConfig(table, count, weight.shape[1], (table,), first_live_row=0)],

@@ -196,11 +196,8 @@ def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, Job
     if dataset is None or job is None:
         raise SpecError(str(path), [FieldProblem("", f"holds no {' and no '.join(missing)}: both are needed to train")])
     if changes:
-        document: dict[str, Any] = job.model_dump(mode="json")
-        if "decay" not in job.optimizer.model_fields_set:
-            del document["optimizer"]["decay"]  # after the changes it may resolve to another value
-        if job.model.defaults_with_items and "loss" not in job.model.model_fields_set:
-            del document["model"]["loss"]  # the dataset decides it
+        # Settings that are left out may depend on the changes and on the dataset.
+        document: dict[str, Any] = job.model_dump(mode="json", exclude_unset=True)
         for change in changes:
             apply_change(document, change)
         job = parse_job(document, f"{path} with --set")

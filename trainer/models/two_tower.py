@@ -38,13 +38,14 @@ class TwoTower(RankingModel):
     With an item table, v = MLP(e_item, e_f of the table's features, and its numbers). An item without a row reads the
     row of the unknown id, and its features determine v. So that v learns to do without the item's own row, a share
     ``item_id_dropout`` of the training samples reads the unknown id too. With ``normalize`` u and v are scaled to
-    length 1 (Yi et al., RecSys 2019, section 5).
+    length 1 (Yi et al., RecSys 2019, section 5), and logit = (<u, v> + b_item) / t + c, b_item one more column at the
+    end of the item's row: a direction hardly tells how popular an item is.
 
     The loss is ``bce``, ``mse``, or ``sampled_softmax`` over the items of the batch
     (trainer.models.losses.in_batch_softmax), which does not train c.
 
     The item tower is the item's row or ends in a linear layer. So the loss determines its outputs up to a rotation and
-    a scale, which alignment between versions needs. There is one bias ``c`` for all items: an item's popularity goes
+    a scale, which alignment between versions needs. Without ``normalize`` there is no b_item: an item's popularity goes
     into its vector, which consumers read.
     """
 
@@ -105,24 +106,28 @@ class TwoTower(RankingModel):
         return (user * item).sum(1) + self.bias
 
     def towers(self, features: KeyedJaggedTensor, dense: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return (u / t, v), each [b, dim]; ``dense`` [b, n]: the batch's numbers (trainer.data.columns.vectors)."""
+        """Return (u / t, v), each [b, dim], or with ``normalize`` ([u, 1] / t, [v, b_item]), each [b, dim + 1].
+
+        ``dense`` [b, n]: the batch's numbers (trainer.data.columns.vectors).
+        """
         blocks, numbers = self.lookup(features, dense).to_dict(), self.numbers(dense)
         of_items = self.num_dense - self.num_item_numbers
         context, of_item = (None, None) if numbers is None else (numbers[:, :of_items], numbers[:, of_items:])
         return self._user(blocks, context), self._item(blocks, of_item)
 
     def _user(self, blocks: dict[str, Tensor], numbers: Tensor | None) -> Tensor:
-        rows = torch.cat([blocks[name] for name in self.context], dim=1)
+        rows = torch.cat([blocks[name][:, : self.dim] for name in self.context], dim=1)
         output: Tensor = self.tower(with_dense(rows, numbers))
-        output = normalize(output, dim=1) if self.normalize else output
+        if self.normalize:
+            output = torch.cat([normalize(output, dim=1), torch.ones_like(output[:, :1])], dim=1)
         return output if self.temperature == 1.0 else output / self.temperature
 
     def _item(self, blocks: dict[str, Tensor], numbers: Tensor | None) -> Tensor:
-        output = blocks[ITEM]
+        output, bias = blocks[ITEM][:, : self.dim], blocks[ITEM][:, self.dim :]
         if self.item_tower is not None:
-            rows = torch.cat([output, *(blocks[name] for name in self.item_features)], dim=1)
+            rows = torch.cat([output, *(blocks[name][:, : self.dim] for name in self.item_features)], dim=1)
             output = self.item_tower(with_dense(rows, numbers))
-        return normalize(output, dim=1) if self.normalize else output
+        return torch.cat([normalize(output, dim=1), bias], dim=1) if self.normalize else output
 
     def both_sides(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return self.towers(batch.features, batch.dense if self.num_columns else None)

@@ -220,7 +220,7 @@ def item_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     vectors = temporary_rows(run.directory, (len(ids), dim))
     norms = np.empty(len(vectors), dtype=np.float32)
     last = np.empty(len(vectors), dtype=np.int64)
-    weight = None if run.job.publish.users is None else run.job.model.item_bias_weight
+    weight = _bias_weight(run)
     biases = None if weight is None else np.empty(len(vectors), dtype=np.float32)
     for start in range(NUM_SPECIAL_ROWS, checkpoint.tables[table], CHUNK_ROWS):
         count = min(CHUNK_ROWS, checkpoint.tables[table] - start)
@@ -266,11 +266,16 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
     model = model_of_checkpoint(run.job, data, checkpoint)
     keys = keys_of(catalogue.ids)
     order = np.argsort(keys, kind="stable")
-    vectors = temporary_rows(run.directory, (len(keys), run.job.model.embedding_dim))
+    dim, weight = run.job.model.embedding_dim, _bias_weight(run)
+    vectors = temporary_rows(run.directory, (len(keys), dim))
+    biases = None if weight is None else np.empty(len(keys), dtype=np.float32)
     for start in range(0, len(order), CHUNK_ROWS):
         places = order[start : start + CHUNK_ROWS]
+        part = slice(start, start + len(places))
         outputs = tower_outputs(model, data, places, torch.device("cpu"))
-        vectors[start : start + len(places)] = _as_float32(outputs)
+        vectors[part] = _as_float32(outputs[:, :dim])
+        if biases is not None and weight is not None:
+            biases[part] = weight * _as_float32(outputs[:, dim])
     norms = row_norms(vectors)
     row_counts = data.example_counts("item")
     row_counts[:NUM_SPECIAL_ROWS] = 0
@@ -281,7 +286,14 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
         norms=norms,
         evidence=catalogue.is_known()[order] & (norms > NORM_FLOOR),
         counts=counts[order],
+        biases=biases,
     )
+
+
+def _bias_weight(run: Run) -> float | None:
+    """Return the factor of the items' biases; None if the run publishes none, as without users."""
+    assert run.job.publish is not None
+    return None if run.job.publish.users is None else run.job.model.item_bias_weight
 
 
 def _with_held_rows(run: Run, collection: Collection, vectors: ItemVectors) -> ItemVectors:

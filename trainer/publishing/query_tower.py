@@ -144,7 +144,7 @@ class _Queries(nn.Module):
             blocks[key.name] = pooled / lengths[:, None].clamp(min=1) if key.pooling == "mean" else pooled
         offsets = torch.zeros_like(num_known).to(torch.float32)
         if isinstance(self.model, TwoTower):
-            vectors = self.model._user(blocks, None)
+            vectors = self.model._user(blocks, None)[:, : self.dim]
             offsets = offsets + self.model.bias.float()
         else:
             (vectors,) = blocks.values()

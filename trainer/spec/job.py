@@ -21,7 +21,7 @@ from trainer.spec.base import STORED, May, Name, Probability, Spec, later
 from trainer.spec.checks import supported
 from trainer.spec.dataset import DatasetSpec
 from trainer.spec.evaluation import Evaluation
-from trainer.spec.models.base import with_defaults
+from trainer.spec.models.base import filled_in, with_defaults
 from trainer.spec.models.registry import Model
 from trainer.spec.optimizer import DenseOptimizer, Optimizer
 from trainer.spec.problems import raise_if_invalid
@@ -30,6 +30,8 @@ from trainer.spec.regularizers import EarlyStopping, Regularizers
 from trainer.spec.tracking import Tracking
 
 FIRING_DATE = "{firing_date}"
+UNCHECKED = "unchecked"
+"""Key of pydantic's validation context; its value is True for a job whose problems the caller raises."""
 
 if TYPE_CHECKING:
     ShardingKind = str
@@ -367,8 +369,9 @@ class JobSpec(Spec):
         return self
 
     @model_validator(mode="after")
-    def _available(self) -> JobSpec:
-        raise_if_invalid(supported.job_problems(self))
+    def _available(self, info: ValidationInfo) -> JobSpec:
+        if not (info.context or {}).get(UNCHECKED):
+            raise_if_invalid(supported.job_problems(self))
         return self
 
     @property
@@ -406,9 +409,10 @@ class JobSpec(Spec):
         Raises:
             InvalidFieldsError: The job does not fit the dataset.
         """
-        model = self.model if dataset.items is None else self.model.with_items()
-        job = self if model == self.model else self.model_copy(update={"model": model})
-        if job is not self:
+        job, document = self, self.model_dump(exclude_unset=True)
+        filled = filled_in(document, self.model.defaults_with(self, dataset))
+        if filled != document:
+            job = JobSpec.model_validate(filled, context={UNCHECKED: True})
             raise_if_invalid(supported.job_problems(job))
         raise_if_invalid(supported.fit_problems(job, dataset))
         return job

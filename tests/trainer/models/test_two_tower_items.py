@@ -29,7 +29,7 @@ DIM, NUM_ROWS = 3, 9
 KEYS = (
     Key("user", "user", False, "mean"),
     Key("item", "item", False, "mean"),
-    Key("taste", "taste", False, "mean"),
+    Key("taste", "item", False, "mean"),
     Key("genres", "genres", True, "sum", of_item=True),
     Key("brand", "brand", False, "mean", of_item=True),
 )
@@ -48,11 +48,13 @@ DENSE = torch.tensor([[0.5, 1.5], [-1.0, 0.25], [2.0, -0.5], [0.0, 1.5]], dtype=
 class Tables(nn.Module):
     """Rows of every table in float64, looked up and summed in a loop."""
 
-    def __init__(self):
+    def __init__(self, spec):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
+        self.columns = [spec.table_columns(key.table) for key in KEYS]
+        shapes = {key.table: (NUM_ROWS, columns) for key, columns in zip(KEYS, self.columns, strict=True)}
         self.weights = nn.ParameterDict(
-            {key.table: torch.randn(NUM_ROWS, DIM, generator=generator, dtype=torch.float64) for key in KEYS}
+            {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
         )
 
     def forward(self, features):
@@ -61,7 +63,7 @@ class Tables(nn.Module):
             ids, lengths = features[key.name].values(), features[key.name].lengths().tolist()
             rows = self.weights[key.table][ids].split(lengths)
             blocks.append(torch.stack([part.sum(0) for part in rows]))
-        return KeyedTensor([key.name for key in KEYS], [DIM] * len(KEYS), torch.cat(blocks, dim=1))
+        return KeyedTensor([key.name for key in KEYS], self.columns, torch.cat(blocks, dim=1))
 
 
 def features_of(lists=LISTS):
@@ -77,7 +79,7 @@ BATCH = Batch(features_of(), LABELS, sample_offset=0, global_size=len(LABELS), s
 
 def make(loss="bce", **fields):
     spec = model_spec("two_tower", embedding_dim=DIM, hidden=(5,), loss=loss, **fields)
-    model = TwoTower(Tables(), spec, ModelInputs(KEYS, 2, seed=4, dtype=torch.float64, num_item_numbers=1))
+    model = TwoTower(Tables(spec), spec, ModelInputs(KEYS, 2, seed=4, dtype=torch.float64, num_item_numbers=1))
     model.loss_kind = loss
     with torch.no_grad():
         model.bias.fill_(0.25)
@@ -93,37 +95,41 @@ def perceptron(tower, x):
 
 
 def plain_sides(model):
-    """u and v of every sample, by the formula."""
+    """u, v and b of every sample, by the formula."""
     tables = {name: weight.detach().numpy() for name, weight in model.embeddings.weights.items()}
-    users, items = [], []
+    users, items, biases = [], [], []
     for sample in range(len(LABELS)):
-        block = {key.name: tables[key.table][LISTS[key.name][sample]].sum(0) for key in KEYS}
+        rows = {key.name: tables[key.table][LISTS[key.name][sample]].sum(0) for key in KEYS}
+        block = {name: row[:DIM] for name, row in rows.items()}
         own, of_item = DENSE[sample].numpy()
         users.append(perceptron(model.tower, np.concatenate([block["user"], block["taste"], [own]])))
         parts = [block["item"], block["genres"], block["brand"], [of_item]]
         items.append(perceptron(model.item_tower, np.concatenate(parts)))
-    return np.stack(users), np.stack(items)
+        biases.append(rows["item"][DIM:])
+    if not model.normalize:
+        return np.stack(users), np.stack(items), np.stack(biases)
+    users, items = (np.stack(part) / np.linalg.norm(part, axis=1, keepdims=True) for part in (users, items))
+    return users, items, np.stack(biases)
 
 
 @pytest.mark.parametrize(("normalize", "temperature"), [(False, 1.0), (True, 0.2), (False, 2.5)])
 def test_scores_are_the_product_of_two_towers(normalize, temperature):
     model = make(normalize=normalize, temperature=temperature)
-    users, items = plain_sides(model)
-    if normalize:
-        users, items = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (users, items))
-    expected = (users * items).sum(1) / temperature + 0.25
+    users, items, biases = plain_sides(model)
+    assert biases.shape[1] == normalize
+    expected = ((users * items).sum(1) + biases.sum(1)) / temperature + 0.25
     torch.testing.assert_close(model(features_of(), DENSE), torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
     # Those of rankings and of publications are the same, from features of one side alone.
     of_items = {name: ids if name in ("item", "genres", "brand") else [[]] * 4 for name, ids in LISTS.items()}
     found = model.item_side(features_of(of_items), DENSE[:, 1:])
-    torch.testing.assert_close(found, torch.from_numpy(items), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, torch.from_numpy(np.hstack([items, biases])), rtol=1e-12, atol=1e-12)
 
 
 def test_the_softmax_is_over_tower_outputs_with_their_temperature_before_log_q():
     model = make("sampled_softmax", normalize=True, temperature=0.5)
-    users, items = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in plain_sides(model))
+    users, items, biases = plain_sides(model)
     log_q = model.log_probabilities.numpy()[[ids[0] for ids in LISTS["item"]]]
-    scores = users @ items.T / 0.5 - log_q
+    scores = (users @ items.T + biases[:, 0]) / 0.5 - log_q
     expected = LABELS.numpy() * (np.log(np.exp(scores).sum(1)) - np.diag(scores))
     torch.testing.assert_close(model.loss(BATCH), torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
 

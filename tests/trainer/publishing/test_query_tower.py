@@ -49,7 +49,8 @@ def onnx_scores(collection: Collection, given: dict[str, Any]) -> tuple[list[int
     reader = recommender.reader
     scored = reader.vectors if recommender.users.scored is None else recommender.users.scored
     items = np.asarray(scored) * (1.0 if recommender.users.unit_items else reader.norms[:, None])
-    scores = vectors @ items.T + offsets[:, None]
+    biases = reader.items().biases
+    scores = vectors @ items.T + offsets[:, None] + (0.0 if biases is None else biases)
     # A carried item has the vector of an earlier training.
     found = reader.statuses == FOUND
     return reader.ids.filter(pa.array(found)).to_pylist(), scores[:, found], known

@@ -159,6 +159,18 @@ def test_users_with_joined_features(tmp_path: Path, rows: Path) -> None:
     assert len(left_out) > 5
 
 
+def test_outputs_of_an_item_tower_have_biases(tmp_path: Path, rows: Path) -> None:
+    """Of every item of the table, also without a row, whose bias is that of unknown ids."""
+    pq.write_table(pa.table({"item": np.arange(90), "brand": np.arange(90) % 7}), tmp_path / "items.parquet")
+    items = {"uri": str(tmp_path / "items.parquet"), "features": {"brand": {"type": "id"}}}
+    dataset = parse_dataset({**dataset_of(rows).model_dump(mode="json", exclude_unset=True), "items": items})
+    run = trained(tmp_path, "run", rows, MODELS["normalized two_tower"], dataset=dataset)
+    biases = open_store(run.store_url).collection("items").open().items().biases
+    assert biases is not None
+    assert len(np.unique(biases)) > 50
+    assert_scores_of_rows(run, "u07")
+
+
 def test_users_of_earlier_runs_are_published(tmp_path: Path, rows: Path) -> None:
     first = trained(tmp_path, "first", rows, MODELS["bpr"])
     fewer = tmp_path / "fewer.parquet"

@@ -1,4 +1,4 @@
-"""Runs and searches that an earlier version began with settings that were removed go on without them."""
+"""Runs and searches of earlier versions: settings that were removed are passed over, narrower rows are refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from embeddings.store import open_store
+from trainer.checkpoint.format import MANIFEST_FILE, CheckpointError, _manifest_bytes, latest_valid
+from trainer.inference.predict import Predictor
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.runs.directory import RUN_FILE, read_run
@@ -44,3 +46,22 @@ def test_a_search_goes_on(small, rows, tmp_path: Path):
     (tmp_path / SEARCH_FILE).write_text(json.dumps(document | {"job": with_removed(document["job"])}))
     for again in (SearchFolder.begin(tmp_path, search, job, dataset), SearchFolder.open(tmp_path)):
         assert parse_job(again.job.model_dump(mode="json")) == folder.job
+
+
+def test_rows_without_a_bias_are_refused(trained_run, make_run, small):
+    """Rows of two_tower with ``normalize`` had no column of the item's bias, as they have none without it."""
+    model = {"kind": "two_tower", "embedding_dim": 4, "hidden": [8]}
+    run = trained_run(epochs=1, model=model)
+    manifest = latest_valid(run.checkpoints).path / MANIFEST_FILE
+    body = json.loads(manifest.read_bytes())["manifest"]
+    body["extra"]["job"]["model"]["normalize"] = True
+    manifest.write_bytes(_manifest_bytes(body))
+    model["normalize"] = True
+    again = make_run(epochs=2, attempt=2, model=model)
+    refusal = r"'item' has 4 columns, asked for \[0, 5\): if another version of evenkeel wrote it, use that one or train"
+    with pytest.raises(CheckpointError, match=refusal):
+        Predictor(again.directory)
+    for refused in (again, make_run("warm", model=model, init_checkpoint=str(run.checkpoints))):
+        assert execute(refused, start_ranks) != 0
+        message = small.events(refused.directory, "error")[-1]["message"]
+        assert "'item' has 4 columns, asked for [0, 5): if another version" in message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -92,6 +92,8 @@ class ModelSpec(Spec):
     """True if it reads features of the item table, and so has a vector even for an item without an embedding row."""
     defaults_with_items: ClassVar[Mapping[str, Any]] = {}
     """Defaults of fields if the dataset has an item table and the job names no loss."""
+    defaults_of_pairs: ClassVar[Mapping[str, Any]] = {}
+    """Settings like ``job_defaults`` if the dataset's rows are users and items alone, and each is a positive."""
     reads_sequences: ClassVar[bool] = False
     """True if it reads each user's items in order, and no other features, and ranks the next item."""
     reads_labels: ClassVar[bool] = False
@@ -258,12 +260,14 @@ class ModelSpec(Spec):
             return "train for more epochs, or with a larger optimizer.learning_rate"
         return "train for more epochs, or with a kind whose loss determines the vectors (bpr, two_tower)"
 
-    def with_items(self) -> Self:
-        """Return this model with the defaults that hold if the dataset has an item table."""
-        changes = {} if "loss" in self.model_fields_set else self.defaults_with_items
-        return self.model_copy(
-            update={name: value for name, value in changes.items() if name not in self.model_fields_set}
-        )
+    def defaults_with(self, job: JobSpec, dataset: DatasetSpec) -> Mapping[str, Any]:
+        """Return the settings that the dataset decides, for each place that the job leaves out."""
+        if "loss" in self.model_fields_set:
+            return {}
+        if dataset.items is not None:
+            return {"model": self.defaults_with_items}
+        is_pairs = dataset.has_positives_alone and len(dataset.features) == 2 and not job.dataset.one_pass
+        return self.defaults_of_pairs if is_pairs else {}
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         """Yield a problem with its remedy for each conflict between the job and the dataset."""
@@ -319,16 +323,24 @@ def with_defaults(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(dataset, Mapping) and (dataset.get("one_pass") or dataset.get("follow")):
         return document
     kind = ModelSpec.registry.get(str(model.get("kind")))
-    if kind is None or not kind.job_defaults:
+    return document if kind is None else filled_in(document, kind.job_defaults)
+
+
+def filled_in(document: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a job's document with ``defaults`` in the places that it leaves out.
+
+    Without validation rows, no default of early stopping has rows to watch.
+    """
+    if not defaults:
         return document
-    merged = dict(_merged(kind.job_defaults, document))
+    merged = dict(_merged(defaults, document))
     evaluation = merged.get("evaluation")
     split = evaluation.get("split") if isinstance(evaluation, Mapping) else None
     given, watches_nothing = (
         document.get("regularizers", {}),
         isinstance(split, Mapping) and split.get("validation") == 0,
     )
-    if watches_nothing and isinstance(given, Mapping) and "early_stopping" not in given:
+    if watches_nothing and "regularizers" in defaults and isinstance(given, Mapping) and "early_stopping" not in given:
         merged["regularizers"] = {**merged["regularizers"], "early_stopping": None}
     return merged
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from trainer.spec.base import May, Positive, later
 from trainer.spec.evaluation import ranking_parts
 from trainer.spec.models.base import OF_PRODUCTS, Init, TowerSpec, pair_fit_problems
+from trainer.spec.models.pairs import PartnerSpec
 from trainer.spec.models.size import ModelSize
 from trainer.spec.problems import FieldProblem
 
@@ -23,10 +24,10 @@ class TwoTowerSpec(TowerSpec):
     With an item table, a job that names no loss has ``sampled_softmax``, ``normalize``, ``temperature: 0.2`` and no
     hidden layers.
 
-    ``normalize``: outputs of both towers are scaled to length 1. ``temperature``: number that their product is divided
-    by. ``item_id_dropout``: the share of training examples whose item is looked up as the unknown id. The item tower so
-    learns to score without the id (Volkovs, Yu and Poutanen, DropoutNet, NeurIPS 2017). The setting needs an item
-    table.
+    ``normalize``: outputs of both towers are scaled to length 1, and scores have a bias of the item. ``temperature``:
+    number that scores are divided by. ``item_id_dropout``: the share of training examples whose item is looked up as
+    the unknown id. The item tower so learns to score without the id (Volkovs, Yu and Poutanen, DropoutNet, NeurIPS
+    2017). The setting needs an item table.
     """
 
     kind: Literal["two_tower"]
@@ -41,6 +42,21 @@ class TwoTowerSpec(TowerSpec):
     defaults_with_items = MappingProxyType(
         {"loss": "sampled_softmax", "normalize": True, "temperature": 0.2, "hidden": ()}
     )
+    # Chosen on validation rows: docs/reports/published_tables.md.
+    defaults_of_pairs = MappingProxyType(
+        {
+            **PartnerSpec.job_defaults,
+            "model": {
+                "embedding_dim": 64,
+                "init": {"kind": "hash", "std": 0.001},
+                "loss": "sampled_softmax",
+                "normalize": True,
+                "temperature": 0.1,
+                "hidden": (),
+            },
+            "dense_optimizer": {"kind": "adam", "learning_rate": 0.001},
+        }
+    )
     determines_vectors = True
     reads_numbers = True
     reads_items = True
@@ -54,6 +70,13 @@ class TwoTowerSpec(TowerSpec):
     @property
     def default_init(self) -> Init:
         return OF_PRODUCTS
+
+    @property
+    def item_bias_weight(self) -> float | None:
+        return 1.0 / self.temperature if self.normalize else None
+
+    def table_columns(self, table: str) -> int:
+        return self.embedding_dim + (table == "item" and self.normalize)
 
     def size(
         self,
@@ -115,6 +138,10 @@ class TwoTowerSpec(TowerSpec):
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
         yield from pair_fit_problems(self.kind, dataset)
+        item = dataset.features.get("item")
+        if self.normalize and item is not None and item.shares is not None:
+            why = f"with normalize the item's table has a column of biases, and that of '{item.shares}' has none"
+            yield FieldProblem("features.item.shares", why, f"let '{item.shares}' share the table of item instead")
         joined = [name for name, one in dataset.features.items() if one.join is not None and one.join.on == "item"]
         if joined:
             yield FieldProblem(
