@@ -12,6 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 
 from embeddings.sharding.exchange.collectives import all_gather, all_to_all, sum_in_rank_order
 from trainer.data.batches.order import rank_slice
+from trainer.models.retrieval_losses import Shared, Softmax, shared_loss
 
 
 def pointwise_loss(kind: str, scores: Tensor, labels: Tensor, **settings: Any) -> Tensor:
@@ -106,7 +107,6 @@ def in_batch_softmax(
     candidates: Tensor,
     labels: Tensor,
     log_probabilities: Tensor,
-    sample_offset: int,
     global_size: int,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
@@ -127,16 +127,12 @@ def in_batch_softmax(
         candidates: item vectors of this rank's samples [b, d].
         labels: [b].
         log_probabilities: log Q of each sample's item [b].
-        sample_offset: index of the rank's first sample in the global batch.
         global_size: number of samples of the global batch.
         group: the ranks that share the batch; None: all ranks.
     """
-    everyone = of_all_ranks(candidates, global_size, group)
-    all_log = of_all_ranks(log_probabilities, global_size, group)
-    scores = queries @ everyone.T - all_log
-    own = sample_offset + torch.arange(len(queries), device=queries.device)
-    positive = scores.gather(1, own[:, None])[:, 0]
-    return labels.to(scores.dtype) * (scores.logsumexp(1) - positive)
+    everyone, all_log = (of_all_ranks(part, global_size, group) for part in (candidates, log_probabilities))
+    target = (queries * candidates).sum(1) - log_probabilities
+    return labels.to(target.dtype) * shared_loss(Softmax(), queries, target, Shared(everyone, offsets=-all_log))
 
 
 def of_all_ranks(local: Tensor, global_size: int, group: dist.ProcessGroup | None = None) -> Tensor:

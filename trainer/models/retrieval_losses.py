@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid, softplus
 
 from embeddings.kernels.cpu import product
@@ -51,7 +50,7 @@ class Softmax:
     """Cross-entropy over all items: -z + log sum_j e^z_j, j over all items including the target."""
 
     def terms(self, target: Tensor, scores: Tensor) -> Terms:
-        largest = scores.amax(1)
+        largest = scores.detach().amax(1)
         total = scores.sub_(largest[:, None]).exp_().sum(1)
         return Terms(largest + total.log() - target, -torch.ones_like(target), total.reciprocal())
 
@@ -65,7 +64,7 @@ class SampledSoftmax:
     """
 
     def terms(self, target: Tensor, scores: Tensor) -> Terms:
-        largest = torch.maximum(scores.amax(1), target)
+        largest = torch.maximum(scores.detach().amax(1), target.detach())
         of_target = (target - largest).exp()
         total = scores.sub_(largest[:, None]).exp_().sum(1).add_(of_target)
         return Terms(largest + total.log() - target, of_target / total - 1.0, total.reciprocal())
@@ -168,9 +167,9 @@ class Shared(NamedTuple):
 def shared_loss(loss: RetrievalLoss, queries: Tensor, target: Tensor, shared: Shared) -> Tensor:
     """Return the loss of each target [n]: of its score ``target`` [n] against the scores of the shared items.
 
-    The shared items' scores are ``queries`` [n, d] times ``shared.rows``. The losses can be differentiated once, by
-    queries, target and rows. If backward weighs all losses equally, as a mean does, scores are computed once; otherwise
-    twice.
+    The shared items' scores are ``queries`` [n, d] times ``shared.rows``. The losses can be differentiated by queries,
+    target and rows, those of a softmax twice. If backward weighs all losses equally, as a mean does, scores are
+    computed once; otherwise twice.
     """
     losses: Tensor = _InBlocks.apply(queries, target, shared.rows, loss, shared)
     return losses
@@ -198,9 +197,14 @@ class _InBlocks(torch.autograd.Function):
         return losses
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator, misc]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         queries, target, rows, by_query, by_target, by_row = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # The gradient is to be differentiated again: autograd records the losses, block by block.
+            blocks = _blocks(queries, rows, ctx.shared)
+            losses = torch.cat([ctx.loss.terms(target[block], scores).losses for block, scores in blocks])
+            inputs = (queries, target, rows)
+            return *torch.autograd.grad(losses, inputs, gradient, create_graph=True), None, None
         if not len(gradient):
             return by_query, by_target, by_row, None, None
         if bool((gradient == gradient[0]).all()):

@@ -160,9 +160,8 @@ class TwoTower(RankingModel):
         if self.log_probabilities.device != ids.device:
             self.log_probabilities = self.log_probabilities.to(ids.device)
         return in_batch_softmax(
-            *self.towers(features, dense), batch.labels, self.log_probabilities[ids],
-            batch.sample_offset, batch.global_size,
-        )  # fmt: skip
+            *self.towers(features, dense), batch.labels, self.log_probabilities[ids], batch.global_size
+        )
 
     def _with_unknown_items(self, batch: Batch) -> KeyedJaggedTensor:
         """Return the batch's features, with the items of some samples replaced by the unknown id.

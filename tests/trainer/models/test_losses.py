@@ -91,17 +91,18 @@ def by_hand(queries, candidates, labels, log_q):
 
 def test_in_batch_softmax_is_its_formula_with_the_correction():
     batch = batch_of(17)
-    found = in_batch_softmax(*batch, 0, 17)
+    found = in_batch_softmax(*batch, 17)
     assert torch.allclose(found, by_hand(*batch), rtol=1e-12)
     assert bool((found[batch[2] == 0] == 0).all())
-    uncorrected = in_batch_softmax(*batch[:3], torch.zeros_like(batch[3]), 0, 17)
+    uncorrected = in_batch_softmax(*batch[:3], torch.zeros_like(batch[3]), 17)
     assert not torch.allclose(found, uncorrected)
 
 
 def test_gradients_of_the_in_batch_softmax():
     queries, candidates, labels, log_q = batch_of(7)
     queries.requires_grad_(), candidates.requires_grad_()
-    assert torch.autograd.gradcheck(lambda q, c: in_batch_softmax(q, c, labels, log_q, 0, 7), (queries, candidates))
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda q, c: in_batch_softmax(q, c, labels, log_q, 7), (queries, candidates))
 
 
 def test_with_the_correction_softmax_scores_are_the_odds_of_items_whatever_their_popularity():
@@ -119,7 +120,7 @@ def test_with_the_correction_softmax_scores_are_the_odds_of_items_whatever_their
         for start in range(0, 40_000, 400):
             u, i = (torch.from_numpy(part[start : start + 400]) for part in (user, item))
             ones = torch.ones(400)
-            loss = in_batch_softmax(table[u], torch.eye(3, dtype=torch.float64)[i], ones, log_q[i], 0, 400).mean()
+            loss = in_batch_softmax(table[u], torch.eye(3, dtype=torch.float64)[i], ones, log_q[i], 400).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -138,7 +139,7 @@ def on_ranks(size: int):
     first, last = rank_slice(size, rank, world_size)
     queries, candidates, labels, log_q = (part[first:last] for part in batch_of(size))
     queries, candidates = (part.clone().requires_grad_() for part in (queries, candidates))
-    losses = in_batch_softmax(queries, candidates, labels, log_q, first, size)
+    losses = in_batch_softmax(queries, candidates, labels, log_q, size)
     losses.sum().backward()
     return [part.detach().numpy() for part in (losses, queries.grad, candidates.grad)]
 
@@ -147,7 +148,7 @@ def on_ranks(size: int):
 def test_two_ranks_have_the_losses_and_gradients_of_one(ranks, size):
     queries, candidates, *rest = batch_of(size)
     queries.requires_grad_(), candidates.requires_grad_()
-    losses = in_batch_softmax(queries, candidates, *rest, 0, size)
+    losses = in_batch_softmax(queries, candidates, *rest, size)
     losses.sum().backward()
     told = ranks(2).run(on_ranks, size)
     for number, whole in enumerate((losses.detach(), queries.grad, candidates.grad)):

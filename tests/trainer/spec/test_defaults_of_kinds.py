@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainer.spec import SpecError, parse_job
+from trainer.spec import SpecError, parse_dataset, parse_job
 from trainer.spec.models.registry import MODELS
+from trainer.spec.problems import InvalidFieldsError
 
 WITH_DEFAULTS = [kind for kind, spec in MODELS.items() if spec.job_defaults]
 
@@ -55,27 +56,61 @@ def test_what_a_job_gives_stands() -> None:
     assert job.evaluation.split.kind == "time"
 
 
-@pytest.mark.parametrize(("column", "kind"), [(2, "sasrec"), (3, "bpr"), (4, "lightgcn")])
+@pytest.mark.parametrize(("column", "kind"), [(2, "sasrec"), (3, "bpr"), (4, "lightgcn"), (5, "two_tower")])
 def test_the_page_of_models_has_them(column: int, kind: str) -> None:
     page = (Path(__file__).parents[3] / "docs/reference/models.md").read_text("utf-8")
     table = page.split("## Defaults of retrieval kinds")[1].split("## Published")[0]
     cells = {row[1].strip(): row[column] for line in table.splitlines() if len(row := line.split("|")) > 3}
-    defaults, model = MODELS[kind].job_defaults, MODELS[kind].job_defaults["model"]
+    defaults = MODELS[kind].job_defaults or MODELS[kind].defaults_of_pairs
+    model = defaults["model"]
 
     def short(number: float) -> str:
         return f"{number:g}".removeprefix("0")
 
-    assert f"`embedding_dim` {model['embedding_dim']}" in cells["`model`"]
-    assert f"`temperature` {short(model.get('temperature', 1))}" in cells["`model`"]
-    assert (
-        f"`length` {model['length']}" in cells["`model`"] if "length" in model else "`length`" not in cells["`model`"]
-    )
+    assert cells["`embedding_dim`"].strip().startswith(str(model["embedding_dim"]))
+    assert ("`hidden: []`" in cells["`embedding_dim`"]) == (model.get("hidden") == ())
+    assert cells["`temperature`"].strip().startswith(short(model.get("temperature", 1)))
+    assert ("length" in model) == ("`length`" in cells["`temperature`"])
+    assert f"{model.get('length', '')}" in cells["`temperature`"]
+    assert cells["`init`: hash, std"].strip() == (short(model["init"]["std"]) if "init" in model else "")
     assert model["loss"] in cells["loss"]
-    assert short(defaults["optimizer"]["learning_rate"]) in cells["`optimizer`"]
+    assert cells["Adam, dense moments"].strip().startswith(short(defaults["optimizer"]["learning_rate"]))
     assert f"at most {defaults['epochs']}" in cells["`epochs`"]
     assert f"patience {defaults['regularizers']['early_stopping']['patience']}" in cells["`epochs`"]
     assert cells["`batch_size`, `dropout`"].strip().startswith(f"{defaults['batch_size']:,} ")
     assert short(defaults["regularizers"].get("dropout", 0)) in cells["`batch_size`, `dropout`"]
+
+
+def log_of(**changes: Any) -> Any:
+    features, label = {"user": {"type": "id"}, "item": {"type": "id"}}, {"positive": "every_row"}
+    return parse_dataset({"name": "log", "uri": "log.parquet", "features": features, "label": label} | changes)
+
+
+def test_two_towers_of_positive_pairs_take_theirs_from_the_kind() -> None:
+    defaults = MODELS["two_tower"].defaults_of_pairs
+    job = job_of("two_tower", {"temperature": 0.3}, epochs=7, optimizer={"learning_rate": 0.5}).against(log_of())
+    model = {"kind": "two_tower", **defaults["model"], "temperature": 0.3}
+    optimizer = {**defaults["optimizer"], "learning_rate": 0.5}
+    said = {"name": "j", "dataset": {"name": "log"}, **defaults, "model": model, "epochs": 7, "optimizer": optimizer}
+    assert job == parse_job(said)
+    assert job.against(log_of()) == parse_job(job.model_dump(mode="json")) == job
+    with pytest.raises(InvalidFieldsError, match="sse.label: sampled_softmax has no class labels to flip"):
+        job_of("two_tower", sse={"label": {"probability": 0.1}}).against(log_of())
+
+
+@pytest.mark.parametrize(
+    ("model", "job", "dataset"),
+    [
+        ({"loss": "sampled_softmax"}, {}, {}),
+        ({}, {"dataset": {"name": "log", "one_pass": True}, "optimizer": {"kind": "sgd"}}, {}),
+        ({}, {}, {"label": {"column": "click"}}),
+        ({}, {}, {"features": {"user": {"type": "id"}, "item": {"type": "id"}, "hour": {"type": "id"}}}),
+    ],
+    ids=["a loss", "one pass", "labels", "another feature"],
+)
+def test_other_two_towers_get_none(model: dict[str, Any], job: dict[str, Any], dataset: dict[str, Any]) -> None:
+    found = job_of("two_tower", model, **job)
+    assert found.model.defaults_with(found, log_of(**dataset)) == {}
 
 
 DNN = {"name": "j", "dataset": {"name": "log"}, "model": {"kind": "dnn"}}

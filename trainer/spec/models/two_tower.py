@@ -48,13 +48,13 @@ class TwoTowerSpec(TowerSpec):
             **PartnerSpec.job_defaults,
             "model": {
                 "embedding_dim": 64,
-                "init": {"kind": "hash", "std": 0.001},
+                "init": {"kind": "hash", "std": 0.01},
                 "loss": "sampled_softmax",
                 "normalize": True,
                 "temperature": 0.1,
                 "hidden": (),
             },
-            "dense_optimizer": {"kind": "adam", "learning_rate": 0.001},
+            "optimizer": {"kind": "adam", "learning_rate": 0.005, "moments": "dense"},
         }
     )
     determines_vectors = True
