@@ -128,7 +128,8 @@ def run(row: Row, data: Path, seed: int, most_epochs: int | None = None) -> Foun
     """
     document = row.job_document(seed)
     if most_epochs is not None:
-        document["epochs"] = min(most_epochs, parse_job(document).epochs)
+        job = parse_job(document).against(parse_dataset(row.dataset_document(data)))
+        document["epochs"] = min(most_epochs, job.epochs)
     found = _train(row, data, document)
     if row.is_sequence:
         return found

@@ -208,8 +208,9 @@ def rank_memory(
         widest = max((table.row_bytes for table in by_table.values()), default=0)
         batches += touched * (widest + 2 * columns * FLOAT_BYTES)
     if job.model.is_softmax_of_batch:
-        # Scores of the rank's samples against all, their logarithms, and the gradient.
-        batches += 3 * -(-job.batch_size // workers) * job.batch_size * FLOAT_BYTES
+        # A block of scores of the rank's samples against all items of the batch, and two copies.
+        block = max(LEAST_TARGETS_AT_ONCE, SCORES_AT_ONCE // job.batch_size)
+        batches += 3 * min(block, -(-job.batch_size // workers)) * job.batch_size * FLOAT_BYTES
     if ranks_catalogue(job):
         # The items on every rank, in two copies while they are put together; a block of scores with a copy and
         # comparisons (trainer.evaluation.full_ranking).
