@@ -58,7 +58,7 @@ def test_rows_without_a_bias_are_refused(trained_run, make_run, small):
     manifest.write_bytes(_manifest_bytes(body))
     model["normalize"] = True
     again = make_run(epochs=2, attempt=2, model=model)
-    refusal = r"'item' has 4 columns, asked for \[0, 5\): if another version of evenkeel wrote it, use that one or train"
+    refusal = r"'item' has 4 columns, asked for \[0, 5\): if another version of evenkeel wrote it, use that one"
     with pytest.raises(CheckpointError, match=refusal):
         Predictor(again.directory)
     for refused in (again, make_run("warm", model=model, init_checkpoint=str(run.checkpoints))):

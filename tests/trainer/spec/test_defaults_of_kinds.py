@@ -94,7 +94,7 @@ def test_two_towers_of_positive_pairs_take_theirs_from_the_kind() -> None:
     said = {"name": "j", "dataset": {"name": "log"}, **defaults, "model": model, "epochs": 7, "optimizer": optimizer}
     assert job == parse_job(said)
     assert job.against(log_of()) == parse_job(job.model_dump(mode="json")) == job
-    with pytest.raises(InvalidFieldsError, match="sse.label: sampled_softmax has no class labels to flip"):
+    with pytest.raises(InvalidFieldsError, match=r"^sse.label: sampled_softmax has no class labels"):
         job_of("two_tower", sse={"label": {"probability": 0.1}}).against(log_of())
 
 

@@ -269,7 +269,7 @@ def test_where_every_row_is_a_positive_rankings_are_watched(metric, metrics, mes
 
 
 @pytest.mark.parametrize(
-    "model", [{"kind": "dnn"}, {"kind": "mf"}, {"kind": "two_tower", "loss": "bce"}, {"kind": "two_tower", "loss": "mse"}]
+    "model", [{"kind": "dnn"}, {"kind": "mf"}, *({"kind": "two_tower", "loss": loss} for loss in ("bce", "mse"))]
 )
 def test_a_loss_of_labels_needs_both_classes(model):
     dataset = dataset_of(labels=None, label={"positive": "every_row"}, order="time")
