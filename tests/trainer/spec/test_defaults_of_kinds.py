@@ -113,6 +113,19 @@ def test_other_two_towers_get_none(model: dict[str, Any], job: dict[str, Any], d
     assert found.model.defaults_with(found, log_of(**dataset)) == {}
 
 
+def test_a_table_of_items_with_biases_is_the_items_own() -> None:
+    features = {"user": {"type": "id"}, "last": {"type": "id"}, "item": {"type": "id", "shares": "last"}}
+    for normalize in (False, True):
+        job = job_of("two_tower", {"loss": "sampled_softmax", "normalize": normalize})
+        if normalize:
+            with pytest.raises(
+                InvalidFieldsError, match=r"^features.item.shares: .* that of 'last' has none: let 'last'"
+            ):
+                job.against(log_of(features=features))
+        else:
+            job.against(log_of(features=features))
+
+
 DNN = {"name": "j", "dataset": {"name": "log"}, "model": {"kind": "dnn"}}
 
 
