@@ -119,7 +119,7 @@ def test_a_table_of_items_with_biases_is_the_items_own() -> None:
         job = job_of("two_tower", {"loss": "sampled_softmax", "normalize": normalize})
         if normalize:
             with pytest.raises(
-                InvalidFieldsError, match=r"^features.item.shares: .* that of 'last' has none: let 'last'"
+                InvalidFieldsError, match=r"^features.item.shares: .* that of 'last' has none"
             ):
                 job.against(log_of(features=features))
         else:
