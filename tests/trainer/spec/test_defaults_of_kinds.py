@@ -118,9 +118,7 @@ def test_a_table_of_items_with_biases_is_the_items_own() -> None:
     for normalize in (False, True):
         job = job_of("two_tower", {"loss": "sampled_softmax", "normalize": normalize})
         if normalize:
-            with pytest.raises(
-                InvalidFieldsError, match=r"^features.item.shares: .* that of 'last' has none"
-            ):
+            with pytest.raises(InvalidFieldsError, match=r"^features.item.shares: .* that of 'last' has none"):
                 job.against(log_of(features=features))
         else:
             job.against(log_of(features=features))
