@@ -31,7 +31,7 @@ from embeddings.sinks.follow import SinkFollower
 from embeddings.store import Store, open_store
 from service import DEFAULT_PORT
 from service.api import middleware, openapi, routes
-from service.core import errors, logs, modes, tenants
+from service.core import disk, errors, logs, modes, tenants
 from service.core.database import Database, UrlError
 from service.core.inline_io import InlineIO, is_local
 from service.core.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
@@ -261,9 +261,12 @@ def _why_not(settings: Settings, error: Exception) -> str:
         reason += ": restore a backup, or move the file away to begin anew (published vectors stay)"
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(settings.home).free
-        if free < MIN_FREE_BYTES:
+        if disk.is_read_only(settings):
+            reason += f": EVENKEEL_HOME {disk.READ_ONLY}"
+        elif free < MIN_FREE_BYTES:
             reason += f": only {free} bytes are free under {settings.home}, make room"
-    is_home = isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename == str(settings.home))
+    of_disk = (errno.ENOSPC, errno.EROFS)
+    is_home = isinstance(error, OSError) and (error.errno in of_disk or error.filename == str(settings.home))
     if is_home:
         return f"cannot start in EVENKEEL_HOME {settings.home}: {reason}"
     shown = make_url(settings.database_url).render_as_string(hide_password=True)

@@ -278,7 +278,9 @@ class Chaos:
         while not self.done.wait(1):
             with contextlib.suppress(OSError, ServiceError):
                 admin = self.client(0)
-                job = next(iter(self.acknowledged.values()))
+                job = next(iter(self.acknowledged.values()), None)
+                if job is None:
+                    continue
                 key = admin.create_key("reader", ["jobs:read"])
                 stream = threading.Thread(target=self._follow, args=(key["key"], job), daemon=True)
                 stream.start()
