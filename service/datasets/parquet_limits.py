@@ -52,6 +52,9 @@ def _check(path: FilePath, field: str) -> None:
     try:
         with pq.ParquetFile(opened(path), **limits) as file:
             metadata = file.metadata
+    except UnicodeDecodeError:
+        message = f"'{path.name}' has a column whose name is not UTF-8"
+        raise invalid(FieldProblem(field, message, "rename the column")) from None
     except (OSError, DataError, pa.ArrowException):
         return
     _refuse(path, field, "a table", metadata.num_rows, MAX_ROWS, "rows")
