@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,16 +62,18 @@ class ParquetReader(Reader):
         low: list[int] = []
         high: list[int] = []
         for path in self.paths:
-            metadata = pq.read_metadata(opened(path))
-            for group in range(metadata.num_row_groups):
-                for number in range(metadata.num_columns):
-                    chunk = metadata.row_group(group).column(number)
-                    if chunk.path_in_schema != column:
-                        continue
-                    if chunk.statistics is None or not chunk.statistics.has_min_max:
+            with self.reading(path), pq.ParquetFile(opened(path), pre_buffer=True) as file:
+                # pyarrow ends the process where what is said of a column of a row group contradicts itself. With
+                # read-ahead Arrow looks at all row groups before the first row, and raises.
+                next(file.iter_batches(1, columns=[column]), None)
+                metadata = file.metadata
+                numbers = [n for n in range(metadata.num_columns) if metadata.schema.column(n).path == column]
+                for group, number in itertools.product(range(metadata.num_row_groups), numbers):
+                    statistics = metadata.row_group(group).column(number).statistics
+                    if statistics is None or not statistics.has_min_max:
                         return None
-                    low.append(chunk.statistics.min)
-                    high.append(chunk.statistics.max)
+                    low.append(statistics.min)
+                    high.append(statistics.max)
         return max(high) - min(low) + 1 if low else None
 
 
