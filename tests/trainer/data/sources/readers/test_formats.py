@@ -216,19 +216,19 @@ def test_a_damaged_stream(tmp_path):
         list(Source(str(tmp_path / "rows.arrow")).stream(["user"]))
 
 
+@pytest.mark.process
 def test_a_parquet_footer_that_contradicts_itself(tmp_path):
-    """For histograms of another length than the levels, pyarrow ends the process that asks for statistics."""
-    file, said = tmp_path / "rows.parquet", []
+    """For a histogram of another length than the levels, pyarrow ends the process that asks for statistics."""
+    file, spans = tmp_path / "rows.parquet", []
     pq.write_table(pa.table({"user": [1, 2]}), file, row_group_size=1)
     whole = file.read_bytes()
-    assert Source(str(file)).reader.integer_span("user") == 2
     begin = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
-    for at in (at for at in range(begin, len(whole)) if whole[at] == 0x29):  # a list of eight-byte numbers begins
-        file.write_bytes(whole[:at] + b"\x19" + whole[at + 1 :])
-        with pytest.raises(DataError) as refused:
-            Source(str(file)).reader.integer_span("user")
-        said.append(str(refused.value))
-    assert any("histogram size mismatch" in one for one in said), said
+    lists = [at for at in range(begin, len(whole)) if whole[at] == 0x29]  # of eight-byte numbers
+    for hostile in (whole, *(whole[:at] + b"\x19" + whole[at + 1 :] for at in lists)):
+        file.write_bytes(hostile)
+        spans.append(Source(str(file)).reader.integer_span("user"))
+    assert spans == [2, *[None] * len(lists)]
+    assert lists
 
 
 def test_feather_1_is_told(tmp_path):
