@@ -326,7 +326,7 @@ def test_no_more_open_files(clicks, dataset_spec, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
-        with pytest.raises(DataAwayError, match="Too many open files"):
+        with pytest.raises(DataAwayError, match="too many open files"):
             source.require([])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import errno
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import ClassVar
@@ -234,8 +233,7 @@ class Reader(ABC):
                 raise _needs_memory(path, self.name, error) from None
             if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
                 remedy = "raise `ulimit -n` of the process, then try again"
-                what = f"cannot be opened: {os.strerror(error.errno)}"
-                raise DataAwayError(what, where=str(path), remedy=remedy) from None
+                raise DataAwayError("cannot be opened: too many open files", where=str(path), remedy=remedy) from None
             raise self.unreadable(path, str(error).splitlines()[0]) from None
 
     def unreadable(self, path: FilePath, why: str) -> DataError:
