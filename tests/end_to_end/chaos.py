@@ -379,7 +379,7 @@ class Chaos:
         work += [functools.partial(self.beat, number) for number in range(3)]
         work += [self.shout, self.rotate, self.submit_steadily, functools.partial(self.submit_at_once, at_once)]
         self.begun = time.monotonic()
-        threads = [threading.Thread(target=one, daemon=True) for one in work]
+        threads = [threading.Thread(target=self._noting, args=(one,), daemon=True) for one in work]
         for thread in threads:
             thread.start()
         self.fail_for(minutes)
@@ -402,6 +402,12 @@ class Chaos:
             "liveness_p99_seconds": round(float(np.quantile(self.beats, 0.99)), 2),
             "faults": dict(self.faults),
         }  # fmt: skip
+
+    def _noting(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # a load that ended would check nothing
+            self.wrong.append(f"{work}: {error!r}")
 
     def fill(self) -> None:
         """Jobs until there are LISTED, as copies of one."""
