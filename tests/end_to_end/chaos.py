@@ -19,6 +19,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -390,6 +391,7 @@ class Chaos:
             thread.join(120)
         self.fill()
         found = self.listed()
+        self.stop()
         lost = [name for name, job_id in self.acknowledged.items() if job_id not in found.get(name, [])]
         doubled = [name for name, ids in found.items() if len(ids) > 1 and name != "filler"]
         return {
@@ -428,13 +430,21 @@ class Chaos:
             self.wrong.append(f"{len(found['filler'])} of {LISTED} jobs were listed")
         return found
 
-    def end(self) -> None:
-        self.done.set()
+    def stop(self) -> None:
+        """Every service ends when it is asked to."""
         for client in self._clients.values():
             client.close()
         for server in self.servers:
-            if server.process.poll() is None:
+            try:
                 server.stop()
+            except subprocess.TimeoutExpired:
+                self.wrong.append(f"{server.url} did not end")
+
+    def end(self) -> None:
+        self.done.set()
+        for server in self.servers:
+            if server.process.poll() is None:
+                server.kill()
         for wire in self.wires.values():
             wire.close()
 

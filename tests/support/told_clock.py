@@ -8,7 +8,9 @@ from pathlib import Path
 
 JUMP_HOURS = 6.0
 _SOURCE = r"""
+#define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -40,6 +42,14 @@ int gettimeofday(struct timeval *at, void *zone) {
   at->tv_sec = now.tv_sec;
   at->tv_usec = now.tv_nsec / 1000;
   return 0;
+}
+
+/* The kernel waits by its own clock. Moments of the clock since the boot are small numbers. */
+int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *until) {
+  struct timespec at = *until;
+  int of_day = at.tv_sec > 500000000;
+  if (of_day) at.tv_sec -= told();
+  return pthread_cond_clockwait(condition, mutex, of_day ? CLOCK_REALTIME : CLOCK_MONOTONIC, &at);
 }
 
 time_t time(time_t *at) {

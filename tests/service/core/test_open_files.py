@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from pathlib import Path
 
 import psutil
@@ -28,7 +29,7 @@ def test_connections_beyond_the_limit_of_open_files(tmp_path: Path) -> None:
         port = int(served.url.rpartition(":")[2])
         waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
         while "many open files" not in log.read_text():
-            pass
+            time.sleep(0.02)
         with contextlib.suppress(ServiceError):  # on the connection that there is
             client.submit(serving.job("first"), idempotency_key="first")
         process.rlimit(psutil.RLIMIT_NOFILE, before)
