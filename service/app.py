@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -31,7 +32,7 @@ from embeddings.sinks.follow import SinkFollower
 from embeddings.store import Store, open_store
 from service import DEFAULT_PORT
 from service.api import middleware, openapi, routes
-from service.core import errors, logs, modes, tenants
+from service.core import disk, errors, logs, modes, tenants
 from service.core.database import Database, UrlError
 from service.core.inline_io import InlineIO, is_local
 from service.core.settings import LOCAL_HOSTS, MIN_FREE_BYTES, Role, Settings
@@ -59,6 +60,13 @@ PING_SECONDS = 10.0
 """Time between two checks that the cluster of the runs answers."""
 
 SWITCH_SECONDS = 0.0005
+NUM_FILES = 65_536
+"""Open files that the service asks the system for, if its limit is lower."""
+PENDING = 2048
+"""Connections that may wait to be taken."""
+TAKEN_AT_ONCE = 64
+"""Connections that asyncio takes in a row. Where no more files can be opened, it fails as often in a row, each second.
+"""
 
 
 def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
@@ -261,9 +269,12 @@ def _why_not(settings: Settings, error: Exception) -> str:
         reason += ": restore a backup, or move the file away to begin anew (published vectors stay)"
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(settings.home).free
-        if free < MIN_FREE_BYTES:
+        if disk.is_read_only(settings):
+            reason += f": EVENKEEL_HOME {disk.READ_ONLY}"
+        elif free < MIN_FREE_BYTES:
             reason += f": only {free} bytes are free under {settings.home}, make room"
-    is_home = isinstance(error, OSError) and (error.errno == errno.ENOSPC or error.filename == str(settings.home))
+    of_disk = (errno.ENOSPC, errno.EROFS)
+    is_home = isinstance(error, OSError) and (error.errno in of_disk or error.filename == str(settings.home))
     if is_home:
         return f"cannot start in EVENKEEL_HOME {settings.home}: {reason}"
     shown = make_url(settings.database_url).render_as_string(hide_password=True)
@@ -296,6 +307,7 @@ def serve(
     if host not in (*LOCAL_HOSTS, "0.0.0.0", "::"):
         settings = dataclasses.replace(settings, allowed_hosts=(*settings.allowed_hosts, host.lower()))
     os.umask(modes.umask_for(settings.home))
+    _allow_files()
     form = settings.log_format or ("text" if sys.stderr.isatty() else "json")
     logs.install(form, access_log=form == "json" if settings.access_log is None else settings.access_log)
     try:
@@ -323,7 +335,7 @@ def serve(
             print(f"evenkeel: {reason}", file=sys.stderr)
             return 1
         together.enter_context(metrics.shared_by_workers() if num_workers > 1 else contextlib.nullcontext())
-        listener.listen(2048)  # clients may connect as soon as they read the address; they wait until the start is done
+        listener.listen(PENDING)  # clients may connect once they read the address; they wait until the start is done
         shown = f"[{host}]" if listener.family == socket.AF_INET6 else host
         print(f"Evenkeel on http://{shown}:{listener.getsockname()[1]}", flush=True)
         config = uvicorn.Config(
@@ -332,6 +344,7 @@ def serve(
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=5,
+            backlog=TAKEN_AT_ONCE,
             server_header=False,
             lifespan="on",
         )
@@ -350,6 +363,14 @@ def serve(
         if settings.role != "vectors":
             return _serve_on(listener, config)
         return workers.run(num_workers, lambda: _serve_on(listener, config))
+
+
+def _allow_files() -> None:
+    """Raise the limit of open files, one for each connection, from the usual 1,024 to NUM_FILES, if that is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = NUM_FILES if hard == resource.RLIM_INFINITY else min(hard, NUM_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -382,9 +403,16 @@ async def _reason_not_to_start(settings: Settings) -> str | None:
     return None
 
 
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(PENDING)  # asyncio has set TAKEN_AT_ONCE
+
+
 def _serve_on(listener: socket.socket, config: uvicorn.Config) -> int:
     """Run one server until a signal stops it, and return the exit code."""
-    server = uvicorn.Server(config)
+    server = _Server(config)
 
     def stop(number: int, frame: object) -> None:
         server.should_exit = True

@@ -85,12 +85,15 @@ class StoreBusy(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """A remote store (Redis, object storage) could not be reached."""
+    """A remote store (Redis, object storage) could not be reached, or a directory is mounted read-only."""
 
 
 @contextlib.contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """Turn the OSErrors for a full disk, an exceeded quota and a file that is too large into StoreFull."""
+    """Turn the OSErrors for a full disk, an exceeded quota and a file that is too large into StoreFull.
+
+    That for a read-only file system becomes StoreUnavailable.
+    """
     try:
         yield
     except OSError as error:
@@ -98,6 +101,11 @@ def disk_errors(where: Path) -> Iterator[None]:
             raise StoreFull(
                 f"{where}: {os.strerror(error.errno)}: nothing was published and what is served is unchanged; "
                 "free space or lower the number of versions kept, then run again"
+            ) from error
+        if error.errno == errno.EROFS:
+            raise StoreUnavailable(
+                f"{where}: {os.strerror(error.errno)}: nothing was published and what is served is unchanged; "
+                "mount it writable, then run again"
             ) from error
         raise
 

@@ -13,6 +13,7 @@ import logging
 import re
 import secrets
 import sys
+import time
 from typing import Literal
 
 request_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("request_id", default=None)
@@ -23,6 +24,8 @@ REQUEST_HEADER = "X-Request-Id"
 access = logging.getLogger("evenkeel.access")
 _CONTEXT = {"request_id": request_id, "job_id": job_id}
 _FIELDS = "fields"
+NO_FILES_SECONDS = 10.0
+"""Shortest time between two lines that say that no connection can be taken."""
 
 
 class JsonLines(logging.Formatter):
@@ -61,11 +64,29 @@ class TextLines(logging.Formatter):
         )
 
 
+class NoMoreFiles(logging.Filter):
+    """Shortens asyncio's error for connections that cannot be taken, and drops those of the next NO_FILES_SECONDS."""
+
+    _quiet_until = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.getMessage().startswith("socket.accept() out of system resource"):
+            return True
+        if time.monotonic() < self._quiet_until:
+            return False
+        self._quiet_until = time.monotonic() + NO_FILES_SECONDS
+        remedy = "raise `ulimit -n`, or end clients that keep connections open"
+        record.msg, record.args = f"no connection can be taken: too many open files: {remedy}", ()
+        record.exc_info = None
+        return True
+
+
 def install(form: Format, access_log: bool) -> None:
     """Send the process's log to stderr in this form; with ``access_log``, the log has a line for each request."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("asyncio").addFilter(NoMoreFiles())
     logging.getLogger("evenkeel").setLevel(logging.INFO)
     access.setLevel(logging.INFO if access_log else logging.WARNING)
 

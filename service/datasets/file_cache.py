@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from trainer.data.sources.locations import FilePath
+
 Result = TypeVar("Result")
 State = tuple[tuple[str, int, int, int, int, int], ...]
 
@@ -28,10 +30,11 @@ class FileCache(Generic[Result]):
         self._kept: OrderedDict[tuple[Hashable, State], Result] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, files: Iterable[Path], look: Callable[[], Result]) -> Result:
+    def get(self, key: Hashable, files: Iterable[FilePath], look: Callable[[], Result]) -> Result:
         """Return ``look()``, cached under ``key`` while ``files`` are unchanged.
 
-        Files count as unchanged if their paths, inodes, sizes and times are equal.
+        Files count as unchanged if their paths, inodes, sizes and times are equal; for objects, paths, sizes and times
+        as they were listed.
         """
         files = list(files)
         state = _state(files)
@@ -51,11 +54,15 @@ class FileCache(Generic[Result]):
         return result
 
 
-def _state(files: Iterable[Path]) -> State | None:
+def _state(files: Iterable[FilePath]) -> State | None:
     """Return the state of the files, following links, or None if one cannot be examined."""
     stats = []
     try:
         for file in files:
+            if not isinstance(file, Path):
+                size, changed_ns = file.stat()
+                stats.append((str(file), 0, 0, size, changed_ns, changed_ns))
+                continue
             stat = os.stat(file)
             stats.append((str(file), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
     except OSError:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from service.core import tables
+from service.core import tables, thread_pools
 from service.core.database import Database
 from service.core.errors import Problem, invalid, not_found
 from service.core.rows import DatasetRow, first_row
@@ -17,14 +17,44 @@ from service.core.settings import Settings
 from service.datasets import paths
 from service.datasets.file_cache import FileCache
 from service.datasets.paths import data_problem
-from trainer.data.errors import DataError
+from trainer.data.errors import DataAwayError, DataError
 from trainer.data.sources import figures, infer
+from trainer.data.sources.source import Source
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.spec.problems import FieldProblem
 from trainer.spec.row_filter import filter_columns
 from trainer.spec.stored_specs import StoredJob, to_run
+from trainer.spec.uri_schemes import is_object
 
+OBJECTS_SECONDS = 30.0
+"""Longest wait of a request for objects: their storage may take connections and not answer."""
+Result = TypeVar("Result")
 _named: FileCache[list[str]] = FileCache()
+
+
+async def in_check_thread(spec: DatasetSpec, call: Callable[[], Result]) -> Result:
+    """Return ``call()``, a check of the dataset's files, from a thread.
+
+    Raises:
+        Problem: that of the check; 503 if the storage of the dataset's objects does not answer in OBJECTS_SECONDS.
+    """
+    objects = next(filter(is_object, named_uris(spec)), None)
+    if objects is None:
+        return await thread_pools.in_brief_thread(call)
+    try:
+        return await thread_pools.in_waiting_thread(OBJECTS_SECONDS, call)
+    except TimeoutError:
+        error = DataAwayError(
+            f"the object storage did not answer within {OBJECTS_SECONDS:g} s", where=objects, remedy="try again later"
+        )
+        raise data_problem(error, "dataset") from None
+
+
+def named_uris(spec: DatasetSpec) -> list[str]:
+    """Return the uris of a dataset as they are written: that of the rows first."""
+    uris = [spec.uri, *(graph.uri for graph in spec.graphs.values())]
+    uris += [feature.join.uri for feature in spec.features.values() if feature.join is not None]
+    return uris if spec.items is None else [*uris, spec.items.uri]
 
 
 def check_files(settings: Settings, spec: DatasetSpec) -> DatasetSpec:
@@ -108,7 +138,8 @@ def named_columns(spec: DatasetSpec) -> Iterator[tuple[str, str]]:
 def _columns(path: str, field: str) -> list[str]:
     """Return the columns of a file or directory; raise 422 if it is missing or not readable in its format."""
     try:
-        return _named.get(path, paths.data_files(Path(path)), lambda: infer.column_names(path))
+        objects = [file.path for file in Source(path).files] if is_object(path) else None
+        return _named.get(path, objects or paths.data_files(Path(path)), lambda: infer.column_names(path))
     except DataError as error:
         raise data_problem(error, field) from error
 

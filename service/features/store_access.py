@@ -49,7 +49,12 @@ _ANSWERS: tuple[tuple[type[Exception], int, str, str], ...] = (
     (files.StaleParent, 409, "stale-version", "look at the current version, then decide again"),
     (files.GateHeld, 409, "held-by-gate", "set override_gate: true to serve it anyway"),
     (files.StoreBusy, 503, "store-busy", "try again in a moment; if the error remains, stop the writer that hangs"),
-    (files.StoreUnavailable, 503, "store-unavailable", "try again; check that EVENKEEL_STORE_URL can be reached"),
+    (
+        files.StoreUnavailable,
+        503,
+        "store-unavailable",
+        "try again; check that EVENKEEL_STORE_URL can be read and written",
+    ),
     (files.StoreFull, 507, "store-full", "free some space on the store's disk"),
     (files.NewerStore, 500, "store-newer", "install the version that wrote it, or restore a backup"),
     (files.CorruptStore, 500, "store-corrupt", "restore the version's files, or promote another version"),

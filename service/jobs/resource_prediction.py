@@ -62,11 +62,9 @@ def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Resource
 
 def files_of(spec: DatasetSpec) -> list[Path]:
     """Return every file that a dataset names, without checks; an empty list if it names anything but local files."""
-    beside = [graph.uri for graph in spec.graphs.values()]
-    beside += [feature.join.uri for feature in spec.features.values() if feature.join is not None]
-    beside += [] if spec.items is None else [spec.items.uri]
+    uri, *beside = registry.named_uris(spec)
     try:
-        main = local_path(spec.uri)
+        main = local_path(uri)
         named = [main, *(local_path(uri, main.parent) for uri in beside)]
         return [file for path in named for file in data_files(path)]
     except (ValueError, OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -69,7 +70,8 @@ async def submit(
         job_records.refuse_firing_date(spec)
         async with database.read() as connection:
             spec, dataset = await job_records.check(connection, spec, principal.tenant)
-        needs = await thread_pools.in_brief_thread(_checked, settings, spec, dataset, principal.tenant)
+        check = functools.partial(_checked, settings, spec, dataset, principal.tenant)
+        needs = await registry.in_check_thread(dataset, check)
     except Problem:
         if idempotency_key is not None:
             async with database.read() as connection:
@@ -117,7 +119,7 @@ async def validate(database: Database, settings: Settings, spec: JobSpec, tenant
     async with database.read() as connection:
         spec, dataset = await job_records.check(connection, spec, tenant)
     of_tenant = settings.for_tenant(tenant)
-    dataset = await asyncio.to_thread(registry.check_files, of_tenant, dataset)
+    dataset = await registry.in_check_thread(dataset, functools.partial(registry.check_files, of_tenant, dataset))
     await asyncio.to_thread(_check_parent, of_tenant, spec, dataset)
     return spec, dataset
 

@@ -38,6 +38,7 @@ from embeddings.store import Store, open_store
 from service.client import Client
 from service.client.http import ProblemError, ServiceError
 from tests.service import serving
+from tests.support.told_clock import ToldClock
 from trainer.runs.protocol import RUN_DIR_VARIABLE
 
 COLLECTION = "soaked"
@@ -101,6 +102,7 @@ class Soak:
             **kept, "EVENKEEL_HOME": str(home), "EVENKEEL_DATA_ROOTS": str(data), "OMP_NUM_THREADS": "1",
             "EVENKEEL_RETRY_BACKOFF_SECONDS": "0.5", "EVENKEEL_SILENCE_SECONDS": "240",
         }  # fmt: skip
+        self.clocks: list[ToldClock] = []
         self.rows = data / "rows.parquet"
         write_rows(self.rows)
         self.replicas = [self.server("all", number) for number in range(2)]
@@ -108,7 +110,11 @@ class Soak:
         self.done = threading.Event()
 
     def server(self, role: str, number: int) -> Server:
-        return Server(role, self.environment, self.home.parent / f"{role}-{number}.log", self.real)
+        environment = self.environment
+        if self.real:  # forks of a process that runs already take no library
+            self.clocks.append(ToldClock(self.home.parent, f"clock-{role}-{number}"))
+            environment = environment | self.clocks[-1].environment
+        return Server(role, environment, self.home.parent / f"{role}-{number}.log", self.real)
 
     @property
     def key(self) -> str:
@@ -217,7 +223,8 @@ class Soak:
         return found
 
     def kill_something(self) -> None:
-        kinds = ["service"] * 3 + ["driver"] * 3 + ["rank"] * 2 + ["fork_server"] * 2 + ["suspend"]
+        kinds = ["service"] * 3 + ["driver"] * 3 + ["rank"] * 2 + ["fork_server"] * 2 + ["suspend"] * 2
+        kinds += ["clock"] * 2 if self.clocks else []
         while not self.kill(kind := self.random.choice(kinds)):
             time.sleep(0.1)
         self.seen.kills[kind] += 1
@@ -229,10 +236,12 @@ class Soak:
             one.kill()
             one.start()
             return True
-        if kind in ("driver", "suspend"):
-            found = [psutil.Process(pid) for pid in self.drivers()]
-        else:
-            found = self.parts("evenkeel-rank") if kind == "rank" else self.fork_servers()
+        if kind == "clock":
+            self.random.choice(self.clocks).jump(self.random)
+            return True
+        found = [psutil.Process(pid) for pid in self.drivers()] if kind in ("driver", "suspend") else []
+        found += self.parts("evenkeel-rank") if kind in ("rank", "suspend") else []
+        found += self.fork_servers() if kind == "fork_server" else []
         if not found:
             return False
         with contextlib.suppress(psutil.Error):

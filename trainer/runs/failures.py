@@ -73,6 +73,7 @@ TRACEBACK_FILE = "traceback.txt"
 CONSEQUENCES = ("peer_lost", "internal")
 """Codes of failures that may be consequences of another rank's death."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory", "can't start new thread")
 _GROUP = "process group"
 _CONNECTION = ("gloo", "connection closed by peer", "connection reset by peer", "broken pipe", _GROUP)
 
@@ -100,7 +101,8 @@ def classify(error: BaseException) -> Failure:
         return Failure("storage", message, "see the message; files stored before are kept", retryable=True)
     if isinstance(error, LeaseLostError):
         return Failure("given_up", message, "look at the run's newer attempt")
-    if isinstance(error, MemoryError):
+    of_memory = isinstance(error, (RuntimeError, OSError)) and any(words in message.lower() for words in _NO_MEMORY)
+    if isinstance(error, MemoryError) or of_memory:
         return Failure("out_of_memory", message, "use more workers, smaller embedding_dim or a smaller batch_size")
     if type(error).__name__ == "StaleParent":
         return Failure("stale_parent", message, "another version was published meanwhile: submit the job again")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,7 +33,8 @@ class InferRequest(BaseModel):
     responses=errors.also(200, "An identical dataset was registered before.") | errors.responses(409),
 )
 async def register(request: Request, response: Response, body: DatasetSpec, principal: JobsWriter) -> dict[str, Any]:
-    await asyncio.to_thread(registry.check_files, request.app.state.settings.for_tenant(principal.tenant), body)
+    settings = request.app.state.settings.for_tenant(principal.tenant)
+    await registry.in_check_thread(body, functools.partial(registry.check_files, settings, body))
     database = request.app.state.database
     async with database.write() as connection:
         shown, new = await registry.register(database, connection, body, principal.tenant)
@@ -83,7 +84,8 @@ async def replace(request: Request, name: str, body: DatasetSpec, principal: Job
     if body.name != name:
         message = f"it is '{body.name}', and the address names '{name}'"
         raise errors.invalid(FieldProblem("name", message, "give both the same name"))
-    await asyncio.to_thread(registry.check_files, request.app.state.settings.for_tenant(principal.tenant), body)
+    settings = request.app.state.settings.for_tenant(principal.tenant)
+    await registry.in_check_thread(body, functools.partial(registry.check_files, settings, body))
     async with database.write() as connection:
         return await registry.replace(database, connection, body, principal.tenant)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +128,7 @@ async def test_links_in_folders_and_joins_do_not_lead_out(
     assert answer.json()["errors"][0]["field"] == "features.attribute.join.uri"
 
 
-LIMITS = ("MAX_ROWS", "MAX_COLUMNS", "MAX_ROW_GROUPS", "MAX_ROW_GROUP_BYTES", "MAX_CHUNK_BYTES")
+LIMITS = ("MAX_ROWS", "MAX_COLUMNS", "MAX_ROW_GROUPS", "MAX_ROW_GROUP_BYTES")
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -150,3 +152,27 @@ async def test_a_deep_schema_and_a_giant_footer_are_refused(client: httpx.AsyncC
     giant.write_bytes(b"PAR1" + b"\x00" * 100 + (2**32 - 1).to_bytes(4, "little") + b"PAR1")
     answer = await client.post("/v1/datasets/infer", json={"uri": str(giant)})
     assert (answer.status_code, "footer" in answer.text) == (422, True)
+
+
+async def test_no_footer_fails_the_service(client: httpx.AsyncClient, settings: Settings) -> None:
+    """Bytes of a footer changed, cut out and repeated, names that are no text, histograms of other lengths than the
+    levels have (for which pyarrow ends the process that asks for the column's metadata): refused, or read."""
+    file, rng = settings.data_roots[0] / "hostile.parquet", random.Random(3)
+    names = {"user": [1, 2], "item": ["a", "b"], "click": [0, 1], "list": [[1], [2, 3]], "struct": [{"a": 1}] * 2}
+    pq.write_table(pa.table(names), file, row_group_size=1)
+    whole = file.read_bytes()
+    length = int.from_bytes(whole[-8:-4], "little")
+    rows, footer = whole[: -8 - length], whole[-8 - length : -8]
+    hostile = [footer.replace(b"user", b"us\xbbr"), footer.replace(b"element", b"elem\xbbnt")]
+    # 0x29 begins a list of eight-byte numbers, such as a histogram: as 0x19 it is another field's.
+    hostile += [footer[:at] + b"\x19" + footer[at + 1 :] for at in range(length) if footer[at] == 0x29]
+    for _ in range(200):
+        at, kind, some = rng.randrange(length), rng.randrange(3), rng.randrange(1, 40)
+        changed = rng.randbytes(some), b"", 2 * footer[at : at + some]
+        hostile.append(footer[:at] + changed[kind] + footer[at + some :])
+    statuses = Counter[int]()
+    for one in hostile:
+        file.write_bytes(rows + one + len(one).to_bytes(4, "little") + b"PAR1")
+        answer = await client.post("/v1/datasets/infer", json={"uri": str(file)})
+        statuses[answer.status_code] += 1
+    assert set(statuses) == {200, 422}, statuses

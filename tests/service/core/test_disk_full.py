@@ -1,4 +1,5 @@
-"""A full disk under EVENKEEL_HOME: a clear 503, nothing half-written, and on it goes once there is room."""
+"""A full disk under EVENKEEL_HOME: a clear 503, nothing half-written, and on it goes once there is room. A disk that is
+mounted read-only: the same, and the remedy is another."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import pytest
 from sqlalchemy.exc import SQLAlchemyError
 
 from service import app
+from service.core import disk
 from service.core.settings import Settings
 from service.identity import audit
 from service.jobs import run_events
@@ -100,6 +102,54 @@ async def test_a_full_store(settings: Settings, small_disk: Path, dataset_body: 
             ballast.unlink()
             assert (await client.post(promote, json=writes[promote])).status_code == 200
             assert (await client.get(current)).json()["version"] == first
+
+
+def mount_again(disk: Path, option: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{option}", str(disk)], check=True)
+
+
+async def test_a_read_only_store(settings: Settings, small_disk: Path) -> None:
+    settings = dataclasses.replace(settings, store_url=str(small_disk / "store"))
+    first, _ = published.publish(settings)
+    second, _ = published.publish(settings, seed=2)
+    async with running(settings) as service:
+        async with client_of(service, settings.admin_key_file.read_text().strip()) as client:
+            mount_again(small_disk, "ro")
+            promote = f"/v1/collections/items/versions/{first}/promote"
+            writes = {
+                promote: {"reason": "back"},
+                "/v1/views": {"name": "raw", "collection": "items", "kind": "identity"},
+                "/v1/collections/items/erase": {"ids": [10], "reason": "asked to"},
+            }
+            for path, body in writes.items():
+                refused = await client.post(path, json=body)
+                assert (refused.status_code, refused.json()["type"]) == (503, "urn:evenkeel:store-unavailable"), path
+                assert "Read-only file system: nothing was published" in refused.json()["detail"]
+            current = "/v1/collections/items/versions/current"
+            assert (await client.get(current)).json()["version"] == second
+            assert (await client.post("/v1/collections/items/vectors", json={"ids": [10]})).status_code == 200
+            mount_again(small_disk, "rw")
+            for path, body in writes.items():
+                assert (await client.post(path, json=body)).is_success, path
+            assert (await client.get(current)).json()["version"] == first
+
+
+def test_starting_on_a_read_only_disk_is_a_clear_error(small_disk: Path) -> None:
+    home = small_disk / "home"
+    settings = Settings(home=home, database_url=f"sqlite+aiosqlite:///{home / 'evenkeel.db'}", role="api")
+    for begun in (False, True):
+        mount_again(small_disk, "ro")
+        reason = asyncio.run(app._reason_not_to_start(settings))
+        assert reason is not None
+        assert "mounted read-only: mount it writable" in reason or not begun
+        assert "Read-only file system" in reason or begun
+        assert "make room" not in reason
+        mount_again(small_disk, "rw")
+        asyncio.run(app._try_start(settings))
+    mount_again(small_disk, "ro")
+    assert disk.space(settings).level == "full"
+    assert "mount it writable" in str(disk.shortage(settings))
+    mount_again(small_disk, "rw")
 
 
 async def test_runs_are_held_before_the_disk_is_full(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import socket
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -12,7 +18,10 @@ import pytest
 from service.core.errors import Problem
 from service.core.settings import Settings
 from service.datasets import paths, registry
+from service.datasets.file_cache import SETTLED_SECONDS
 from tests.contracts import store_servers
+from tests.service.service_kit import client_of, job_body, running
+from trainer.data.sources.locations import FILE_SYSTEMS
 from trainer.spec import parse_dataset, uri_schemes
 
 ROOTS = Settings(object_roots=("s3://rows/own/", "s3://whole"))
@@ -85,9 +94,44 @@ def test_a_dataset_below_a_root_is_taken_with_what_lies_beside_it(
         found = registry.check_files(ROOTS, parse_dataset(described))
         assert found.features["brand"].join is not None
         assert found.features["brand"].join.uri == "s3://rows/own/brands.parquet"
+        # Objects that are as they were, and old enough to stay so, are listed and not opened.
+        now = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: now() + int(2 * SETTLED_SECONDS * 1e9))
+        registry.check_files(ROOTS, parse_dataset(described))
+        only_listed = SimpleNamespace(get_file_info=files.get_file_info)
+        with monkeypatch.context() as context:
+            context.setitem(FILE_SYSTEMS, "s3", lambda: only_listed)
+            registry.check_files(ROOTS, parse_dataset(described))
+        pq.write_table(pa.table({"item": [1, 2], "make": [3, 4]}), "rows/own/brands.parquet", filesystem=files)
+        with pytest.raises(Problem, match="no column 'brand'"):
+            registry.check_files(ROOTS, parse_dataset(described))
         described["label"] = {"column": "clicked"}
         with pytest.raises(Problem, match="no column 'clicked'"):
             registry.check_files(ROOTS, parse_dataset(described))
         described["uri"] = "s3://rows/own/nothing.parquet"
         with pytest.raises(Problem, match="no such file"):
             registry.check_files(ROOTS, parse_dataset(described))
+
+
+@pytest.mark.anyio
+async def test_a_storage_that_takes_connections_and_does_not_answer_keeps_nobody_else_waiting(
+    settings: Settings, dataset_body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "OBJECTS_SECONDS", 1.0)
+    for name, value in store_servers.CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    settings = dataclasses.replace(settings, object_roots=("s3://rows",))
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        async with running(settings) as app:
+            async with client_of(app, settings.admin_key_file.read_text().strip()) as client:
+                far = {**dataset_body, "name": "far", "uri": "s3://rows/a.parquet"}
+                waiting = [asyncio.create_task(client.post("/v1/datasets", json=far)) for _ in range(20)]
+                (await asyncio.to_thread(silent.accept))[0].close()
+                near = asyncio.wait_for(client.post("/v1/datasets", json=dataset_body), 60)
+                assert (await near).status_code == 201
+                assert (await client.post("/v1/jobs", json=job_body())).status_code == 202
+                for answer in await asyncio.gather(*waiting):
+                    assert (answer.status_code, answer.json()["type"]) == (503, "urn:evenkeel:data-unavailable")
+                    assert "did not answer within 1 s" in answer.json()["detail"]
+                    assert answer.headers["retry-after"] == "10"

@@ -85,7 +85,8 @@ async def test_a_log_that_was_replaced_is_read_from_its_beginning(
 
 
 @pytest.mark.process
-def test_a_stream_ends_with_the_key_that_reads_it(served: Served) -> None:
+@pytest.mark.parametrize("end", ["revoked", "rotated"])
+def test_a_stream_ends_with_the_key_that_reads_it(served: Served, end: str) -> None:
     with Client(served.url, served.key) as admin:
         admin.add_dataset(serving.dataset(served.data))
         job = admin.submit(serving.job())["id"]
@@ -93,8 +94,18 @@ def test_a_stream_ends_with_the_key_that_reads_it(served: Served) -> None:
         with Client(served.url, key["key"]) as reader:
             events = reader.events(job)
             assert next(events)["data"]["state"] == "queued"
-            admin.revoke_key(key["id"])
-            assert list(events) == []
+            if end == "revoked":
+                admin.revoke_key(key["id"])
+                assert list(events) == []
+                return
+            second = admin.rotate_key(key["id"])["key"]  # the first goes on, as the one before
+            admin.rotate_key(key["id"], overlap_seconds=3600)
+            with Client(served.url, second) as following:
+                goes_on = following.events(job)
+                assert next(goes_on)["data"]["state"] == "queued"
+                assert list(events) == [], "of two secrets before, the older ended"
+                admin.rotate_key(key["id"], overlap_seconds=0)
+                assert list(goes_on) == []
 
 
 class Restarted(Client):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import resource
 import subprocess
 import sys
 
@@ -13,8 +14,9 @@ import pytest
 
 from tests.support import small_disk
 from trainer.data.columns.dynamic_ids import IdMap
-from trainer.data.errors import DataError
+from trainer.data.errors import DataAwayError, DataError
 from trainer.data.prepare.preparation import prepare
+from trainer.data.sources.source import Source
 
 ALL_TRAIN = {"evaluation": {"split": {"validation": 0, "test": 0}}}
 
@@ -316,6 +318,19 @@ def test_disk_full(clicks, dataset_spec, job_spec, tmp_path):
     (tmp_path / "disk").mkdir()
     arguments = dataset_spec(clicks(20_000)), job_spec(), tmp_path / "disk"
     assert small_disk.run(tmp_path / "disk", "100k", tmp_path / "log.txt", fill_the_disk, *arguments) == (0, "[]\n")
+
+
+def test_no_more_open_files(clicks, dataset_spec, tmp_path):
+    """Nothing is said of the rows: a later attempt finds them."""
+    source = Source(dataset_spec(clicks(10)).uri)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(DataAwayError, match="too many open files"):
+            source.require([])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    source.require([])
 
 
 def test_errors_cross_process_boundaries():

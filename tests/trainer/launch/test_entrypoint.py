@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embeddings.store import open_store
-from tests.support import small_disk
+from tests.support import forked, small_disk
 from tests.support.trained_runs import lead
 from tests.trainer.launch.endings import exit_of, fails_with, states
 from trainer.checkpoint.format import latest_valid
@@ -342,6 +343,25 @@ def lead_on(folder, run_directory):
     checkpoints = read_run(folder).checkpoints
     print("files:", sorted(path.name for path in checkpoints.glob("*")) if checkpoints.exists() else [])
     return code
+
+
+@pytest.mark.process
+def test_a_run_that_the_system_gives_no_memory_says_so(make_run, tmp_path):
+    run = make_run(epochs=1, model={"kind": "two_tower", "embedding_dim": 2048, "hidden": [2048, 2048]})
+    process = forked.start(lead_with_little, run.directory, log=tmp_path / "log.txt")
+    process.join()
+    said = (tmp_path / "log.txt").read_text()
+    assert process.exitcode == EXIT_FAILED, said
+    assert "error (out_of_memory)" in said
+    assert "fault of evenkeel" not in said
+
+
+def lead_with_little(directory):
+    """The run, where 160 MB may be allocated: enough to prepare, and less than the weights."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        used = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (used + 160 * 2**20,) * 2)
+    return lead(directory)
 
 
 # --- what a person sees -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from trainer.data.errors import DataError, DataMemoryError
+from trainer.data.errors import DataAwayError, DataError, DataMemoryError
 from trainer.data.sources.id_types import are_mixed, common_id_type, common_written_type
 from trainer.data.sources.locations import FilePath, opened
 from trainer.data.sources.types import (
@@ -231,6 +231,9 @@ class Reader(ABC):
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, pa.ArrowMemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
                 raise _needs_memory(path, self.name, error) from None
+            if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+                remedy = "raise `ulimit -n` of the process, then try again"
+                raise DataAwayError("cannot be opened: too many open files", where=str(path), remedy=remedy) from None
             raise self.unreadable(path, str(error).splitlines()[0]) from None
 
     def unreadable(self, path: FilePath, why: str) -> DataError:

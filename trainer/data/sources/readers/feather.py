@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -26,18 +27,16 @@ class FeatherReader(ScannedReader):
     arrow_format = "IpcFileFormat"
 
     def read_schema(self, path: FilePath) -> pa.Schema:
-        if not self._is_stream(path):
-            return super().read_schema(path)
-        with self._stream(path) as stream:
-            return stream.schema
+        with self._batches(path) as batches:
+            return batches.schema
 
     def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
-        if not self._is_stream(path):
-            yield from super().read_batches(path, columns, chunk_rows)
-            return
-        with self._stream(path) as stream:
-            for batch in stream:
-                # In a damaged file, offsets may point outside the buffers.
+        with self._batches(path) as batches:
+            read = pa.ipc.IpcReadOptions(included_fields=[batches.schema.get_field_index(name) for name in columns])
+        with self._batches(path, read) as batches:
+            is_stream = isinstance(batches, pa.ipc.RecordBatchStreamReader)
+            for batch in batches if is_stream else map(batches.get_batch, range(batches.num_record_batches)):
+                # In a damaged file, offsets may point outside the buffers. Arrow's scanner touches them before this.
                 batch.validate(full=True)
                 chosen = batch.select(columns)
                 for start in range(0, chosen.num_rows, chunk_rows):
@@ -64,5 +63,7 @@ class FeatherReader(ScannedReader):
             raise self.unreadable(path, "it is neither an Arrow file nor a complete Arrow stream")
         return True
 
-    def _stream(self, path: FilePath) -> pa.ipc.RecordBatchStreamReader:
-        return pa.ipc.open_stream(pa.OSFile(str(path)) if isinstance(path, Path) else opened(path))
+    def _batches(self, path: FilePath, options: pa.ipc.IpcReadOptions | None = None) -> Any:
+        """Open a file or a stream; only of a stream can the batches be iterated."""
+        open_it = pa.ipc.open_stream if self._is_stream(path) else pa.ipc.open_file
+        return open_it(pa.OSFile(str(path)) if isinstance(path, Path) else opened(path), options=options)

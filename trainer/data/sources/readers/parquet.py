@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,21 +61,28 @@ class ParquetReader(Reader):
         return int(pq.read_metadata(opened(path)).num_rows)
 
     def integer_span(self, column: str) -> int | None:
-        """Return max - min + 1 by the statistics of the row groups; None if a row group has no statistics."""
-        low: list[int] = []
-        high: list[int] = []
-        for path in self.paths:
-            metadata = pq.read_metadata(opened(path))
-            for group in range(metadata.num_row_groups):
-                for number in range(metadata.num_columns):
-                    chunk = metadata.row_group(group).column(number)
-                    if chunk.path_in_schema != column:
-                        continue
-                    if chunk.statistics is None or not chunk.statistics.has_min_max:
-                        return None
-                    low.append(chunk.statistics.min)
-                    high.append(chunk.statistics.max)
-        return max(high) - min(low) + 1 if low else None
+        """Return max - min + 1 by the statistics of the row groups; None if a row group has none, or wrong ones.
+
+        They are read in a process of its own, because pyarrow ends the process where they contradict the columns.
+        """
+        command = [sys.executable, "-c", f"from {__name__} import print_span; print_span()"]
+        done = subprocess.run(command, input=pickle.dumps((self.paths, column)), capture_output=True, check=False)
+        return None if done.returncode else json.loads(done.stdout)
+
+
+def print_span() -> None:
+    """Read paths and a column from stdin, and print :meth:`ParquetReader.integer_span` as JSON."""
+    paths, column = pickle.load(sys.stdin.buffer)
+    chunks = [
+        metadata.row_group(group).column(number)
+        for metadata in (pq.read_metadata(opened(path)) for path in paths)
+        for group in range(metadata.num_row_groups)
+        for number in range(metadata.num_columns)
+        if metadata.schema.column(number).path == column
+    ]
+    statistics = [chunk.statistics for chunk in chunks]
+    known = statistics and all(one is not None and one.has_min_max for one in statistics)
+    print(max(one.max for one in statistics) - min(one.min for one in statistics) + 1 if known else "null")
 
 
 def _file(path: FilePath) -> pq.ParquetFile:

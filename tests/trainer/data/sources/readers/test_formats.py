@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,6 +216,36 @@ def test_a_damaged_stream(tmp_path):
     (tmp_path / "rows.arrow").write_bytes(content)
     with pytest.raises(DataError, match="cannot be read as Feather"):
         list(Source(str(tmp_path / "rows.arrow")).stream(["user"]))
+
+
+@pytest.mark.process
+def test_a_parquet_footer_that_contradicts_itself(tmp_path):
+    """For a histogram of another length than the levels, pyarrow ends the process that asks for statistics."""
+    file, spans = tmp_path / "rows.parquet", []
+    pq.write_table(pa.table({"user": [1, 2]}), file, row_group_size=1)
+    whole = file.read_bytes()
+    begin = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    lists = [at for at in range(begin, len(whole)) if whole[at] == 0x29]  # of eight-byte numbers
+    for hostile in (whole, *(whole[:at] + b"\x19" + whole[at + 1 :] for at in lists)):
+        file.write_bytes(hostile)
+        spans.append(Source(str(file)).reader.integer_span("user"))
+    assert spans == [2, *[None] * len(lists)]
+    assert lists
+
+
+def test_hostile_feather_is_refused_or_read(tmp_path):
+    """Arrow's scanner ended the process for about one in a hundred of these."""
+    file, rng, read = tmp_path / "rows.feather", random.Random(7), 0
+    columns = {"user": [1, 2, 3] * 50, "item": ["a", "b", "c"] * 50, "list": [[1, 2], [3], []] * 50}
+    pyarrow.feather.write_feather(pa.table(columns), file, compression="lz4", chunksize=50)
+    whole = file.read_bytes()
+    for _ in range(1000):
+        at, some, other = rng.randrange(len(whole)), rng.randrange(1, 40), rng.choice([b"\0", b"\x7f", b"\xff"])
+        changed = (some * other, b"", 2 * whole[at : at + some])[rng.randrange(3)]
+        file.write_bytes(whole[:at] + changed + whole[at + some :])
+        with contextlib.suppress(DataError):
+            read += sum(len(chunk) for chunk in Source(str(file)).stream(["user", "item"]))
+    assert read > 0
 
 
 def test_feather_1_is_told(tmp_path):
