@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,28 +63,37 @@ class ParquetReader(Reader):
         return int(pq.read_metadata(opened(path)).num_rows)
 
     def integer_span(self, column: str) -> int | None:
-        """Return max - min + 1 by the statistics of the row groups; None if a row group has none, or wrong ones.
+        """Return max - min + 1 by the statistics of the row groups; None if a row group has none, or wrong ones."""
+        return self._spans.get(column)
+
+    @functools.cached_property
+    def _spans(self) -> dict[str, int]:
+        """Spans of all columns of integers whose row groups have statistics, keyed by column.
 
         They are read in a process of its own, because pyarrow ends the process where they contradict the columns.
         """
-        command = [sys.executable, "-c", f"from {__name__} import print_span; print_span()"]
-        done = subprocess.run(command, input=pickle.dumps((self.paths, column)), capture_output=True, check=False)
-        return None if done.returncode else json.loads(done.stdout)
+        command = [sys.executable, "-c", f"from {__name__} import print_spans; print_spans()"]
+        done = subprocess.run(command, input=pickle.dumps(self.paths), capture_output=True, check=False)
+        spans: dict[str, int] = {} if done.returncode else json.loads(done.stdout)
+        return spans
 
 
-def print_span() -> None:
-    """Read paths and a column from stdin, and print :meth:`ParquetReader.integer_span` as JSON."""
-    paths, column = pickle.load(sys.stdin.buffer)
-    chunks = [
-        metadata.row_group(group).column(number)
-        for metadata in (pq.read_metadata(opened(path)) for path in paths)
-        for group in range(metadata.num_row_groups)
-        for number in range(metadata.num_columns)
-        if metadata.schema.column(number).path == column
-    ]
-    statistics = [chunk.statistics for chunk in chunks]
-    known = statistics and all(one is not None and one.has_min_max for one in statistics)
-    print(max(one.max for one in statistics) - min(one.min for one in statistics) + 1 if known else "null")
+def print_spans() -> None:
+    """Read paths from stdin, and print max - min + 1 of each column of integers as JSON."""
+    files = [pq.read_metadata(opened(path)) for path in pickle.load(sys.stdin.buffer)]
+    statistics: dict[str, list[Any]] = {}
+    for metadata in files:
+        for group in range(metadata.num_row_groups):
+            for number in range(metadata.num_columns):
+                column = metadata.schema.column(number)
+                if column.physical_type in ("INT32", "INT64"):
+                    statistics.setdefault(column.path, []).append(metadata.row_group(group).column(number).statistics)
+    spans = {
+        name: max(one.max for one in known) - min(one.min for one in known) + 1
+        for name, known in statistics.items()
+        if all(one is not None and one.has_min_max and isinstance(one.min, int) for one in known)
+    }
+    print(json.dumps(spans))
 
 
 def _file(path: FilePath) -> pq.ParquetFile:
