@@ -16,6 +16,7 @@ import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas  # type: ignore[import-untyped]
@@ -97,7 +98,8 @@ def fuxictr() -> None:
     if kind == "autoint":
         raise NotImplementedError("the package has no AutoInt and no layer of it")
     seed_everything(settings["seed"])
-    fields, columns = OrderedDict(), {}  # 0 is padding, the last code an id that no training row has
+    columns: dict[str, Any] = {}
+    fields = OrderedDict()  # 0 is padding, the last code an id that no training row has
     for name in features:
         lists = name == LISTS
         values = [fold[name].explode() if lists else fold[name] for fold in folds]
@@ -128,8 +130,8 @@ def fuxictr() -> None:
                 verbose=0, model_root=str(folder), metrics=["AUC", "logloss"],
             )  # fmt: skip
             self.embedding_layer, width = FeatureEmbedding(feature_map, dim), feature_map.sum_emb_out_dim()
-            wide = {"deepfm": FactorizationMachine, "wide_deep": LogisticRegression}.get(kind)
-            self.wide = None if wide is None else wide(feature_map)
+            wide = {"deepfm": FactorizationMachine, "wide_deep": LogisticRegression}
+            self.wide: Any = wide[kind](feature_map) if kind in wide else None
             self.cross = CrossNetV2(width, settings["cross_layers"]) if kind == "dcnv2" else None
             self.tower = MLP_Block(
                 width, settings["hidden"], output_dim=1, dropout_rates=settings["dropout"], batch_norm=kind == "dcnv2"
