@@ -161,10 +161,12 @@ def peer(library: str, model: str, seed: int, epochs: int, rows: Path, environme
     Raises:
         RuntimeError: the training or a package's installation failed; the message is the last line that it wrote.
     """
-    if not (environment / "bin" / "python").exists():
+    whole = environment / "whole"
+    if not whole.exists():
         venv.create(environment, with_pip=True)
         for requirements in REQUIREMENTS:
             _output_of(environment, rows.parent, "-m", "pip", "install", "--quiet", *requirements)
+        whole.touch()
     settings = json.dumps({**SETTINGS, "model": model, "seed": seed, "epochs": epochs})
     script = Path(benchmarks.support.__path__[0]).absolute() / "ctr_library_peers.py"
     with tempfile.TemporaryDirectory(prefix="evenkeel-ctr-") as scratch:

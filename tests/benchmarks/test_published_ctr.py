@@ -60,6 +60,7 @@ def test_ours_is_trained_and_a_peer_that_fails_leaves_its_message(
     """This environment lacks the peers' packages."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "whole").touch()
     options = ["--data", str(data), "--libraries", "ours", "recbole", "--peers", str(tmp_path), "--seeds", "0", "1"]
     assert main(options) == 0
     out = capsys.readouterr().out
