@@ -124,6 +124,16 @@ def test_numeric_features_are_read(log, small, tmp_path, kind):
     assert small.metrics(run.directory, "test")[-1]["auc"] > 0.75
 
 
+@pytest.mark.parametrize("kind", ["dcnv2", "dnn"])
+def test_with_batch_norm_rows_start_where_they_have_a_gradient(log, small, tmp_path, kind):
+    """From zeros all samples would have the same hidden units, which batch normalisation makes 0: an AUC of .5."""
+    job = job_of(kind, {"batch_norm": True})
+    run = read_run(write_run(tmp_path / "run", run_id="run", job=job, dataset=log, store_url=str(tmp_path / "store")))
+    assert execute(run, start_ranks) == 0
+    # Chance is .5 with a standard deviation of .035.
+    assert small.metrics(run.directory, "test")[-1]["auc"] > 0.54
+
+
 def test_focal_loss_is_that_of_the_spec_and_its_scores_are_no_probabilities(log, small, tmp_path):
     """A step's loss is the formula with the job's gamma and alpha, with labels smoothed; the run ranks, and its scores
     are not called probabilities."""
@@ -380,6 +390,11 @@ def test_what_does_not_fit_the_dataset_is_refused(log):
     assert "zero gives autoint no gradient if no feature is dense and there is no deep" in refused("autoint", one, zero)
     job_of("autoint", bare).against(parse_dataset(log.model_dump(mode="json") | {"features": one}))
     numbered = one | {"price": {"type": "dense"}}
+    normalised = {"batch_norm": True, "init": {"kind": "zero"}}
+    assert "zero with batch_norm gives a tower no gradient" in refused("dnn", one, normalised)
+    for features, more in ((numbered, {}), (one, {"residual": True})):
+        document = log.model_dump(mode="json") | {"features": features}
+        job_of("dnn", normalised | more).against(parse_dataset(document))
     gates = {"first_gate": ["users"], "second_gate": ["price"]}
     assert "first_gate: no such feature 'users' (there are item, price, user)" in refused("finalmlp", numbered, gates)
     assert "second_gate: 'price' is a number, but gates read vectors" in refused("finalmlp", numbered, gates)

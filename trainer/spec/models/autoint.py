@@ -30,7 +30,7 @@ class AutoIntSpec(ClickSpec):
 
     @property
     def default_init(self) -> Init:
-        return Init() if self.hidden else OF_PRODUCTS
+        return super().default_init if self.hidden else OF_PRODUCTS
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
         fields, heads = num_features + num_dense, self.attention_heads

@@ -389,6 +389,11 @@ class TowerSpec(ModelSpec):
     def mixes_batch(self) -> bool:
         return self.batch_norm
 
+    @property
+    def default_init(self) -> Init:
+        # From zeros batch normalisation makes every hidden unit 0, where ReLU has no gradient.
+        return Init(kind="hash", std=0.02) if self.batch_norm else super().default_init
+
     def tower(self, inputs: int, *ends: int, logits: bool = True) -> ModelSize:
         """Return the size of the tower on ``inputs`` inputs, with layers of sizes ``ends`` after the hidden layers."""
         sizes = [inputs, *self.hidden, *ends]
@@ -404,6 +409,13 @@ class TowerSpec(ModelSpec):
                         "it needs hidden layers, and there are none",
                         "set model.hidden, or leave it out",
                     )
+
+    def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
+        yield from super().fit_problems(job, dataset)
+        has_numbers = any(feature.gives_numbers for feature in dataset.features.values())
+        if self.batch_norm and self.effective_init.kind == "zero" and not (self.residual or has_numbers):
+            why = "zero with batch_norm gives a tower no gradient if no feature is dense and there is no residual"
+            yield FieldProblem("model.init.kind", why, "use hash or normal, or leave it out")
 
 
 class PointwiseSpec(ModelSpec, LossSettings):
