@@ -15,8 +15,8 @@ processes that load it are killed (SIGKILL) at random times; after half of the k
 - ``final``: True if the sink then has each row as it is served;
 - ``erased_left``: erased ids that any table or version of the sink still has.
 
-The exit code is 1 if a read was mixed, the final rows differ, an erased id is left, or fewer than 20,000 rows a second
-were loaded.
+The exit code is 1 if ``mixed`` is above 0, the final rows differ, an erased id is left, or fewer than 20,000 rows a
+second were loaded.
 """
 
 from __future__ import annotations

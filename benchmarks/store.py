@@ -1,7 +1,7 @@
 """The feature store, embedded and in Redis, against LMDB and SQLite: reading random ids of a million, and publishing.
 
 Vectors are 128 x float16 everywhere; answers are float32 in the requested order, and are compared. Cases ``embedded
-get`` and ``redis get``: ours does what a request does, with the check for a new current version. Case ``publish``: ours
+get`` and ``redis get``: our store works as for a request, and checks for a new current version. Case ``publish``: ours
 writes a new version (to disk with fsync, or to Redis), checks it and switches to it, and keeps the previous version;
 the peers replace the same rows in one transaction. ``rows_per_second`` is ours, next to the peer's. Case ``redis get,
 large pages``: the server's memory uses pages of 2 MB, as described in docs/guides/store.md.

@@ -69,9 +69,9 @@ class SteadyDecay:
 class DecayByEpoch:
     """No decay in the first epoch; then P_{K-s}, with ACROSS_EPOCHS times alpha where an epoch began since s.
 
-    Epochs have ``epoch_steps`` steps and begin after step 0, ``epoch_steps``, 2 ``epoch_steps`` and so on. An epoch
-    that begins after b steps has begun if K > b, so that an evaluation after step b reads the rows as the epoch left
-    them. A touch resets the age of a row, and does not decay it.
+    Epochs have ``epoch_steps`` steps and begin after step 0, ``epoch_steps``, 2 ``epoch_steps`` and so on. The epoch
+    after b steps has begun if K > b: an evaluation after step b reads the rows as the epoch before left them. A touch
+    resets the age of a row, and does not decay it.
     """
 
     def __init__(self, alpha: float, epoch_steps: int) -> None:

@@ -108,7 +108,7 @@ class IdleMomentum:
         return found, touched[1:]
 
     def _starts(self, number: int) -> np.ndarray:
-        """Return log a of the sum's first term for rows of each age, after each step of a block [steps, J* + 1]."""
+        """Return log a_1 of rows last touched at K - J, for each step K of a block and each age J: [steps, J* + 1]."""
         first = number * self._size
         low = max(first - self.horizon + 1, 0)
         points = self._terms.between(low, first + self._size + 1).points
@@ -138,7 +138,7 @@ class IdleMomentum:
         return [Tables(*each) for each in zip(movements, lookahead, strict=True)]
 
     def without_decay(self, steps: np.ndarray, completed: int) -> np.ndarray:
-        """Return the pairs, without decay, of rows last touched at ``steps``, which ascend: [len(steps), n, 2]."""
+        """Return (drift, eps term), without decay, of rows last touched at ascending ``steps``: [len(steps), n, 2]."""
         # A row's bits, and so its number of nodes, must not depend on the other rows of the read.
         blocks, block_of = np.unique(steps // self._size, return_inverse=True)
         counts = np.array([self._terms.num_nodes(int(number) * self._size)[0] for number in blocks])[block_of]
@@ -157,7 +157,7 @@ class IdleMomentum:
         return pairs
 
     def _first_terms(self, steps: np.ndarray) -> np.ndarray:
-        """Return log a of the first term for rows touched at ``steps``, which must ascend: [len(steps), 1]."""
+        """Return log a_1 of rows last touched at ``steps``, which must ascend: [len(steps), 1]."""
         points = self._terms.between(int(steps[0]) + 1, int(steps[-1]) + 2).points
         return points[steps - steps[0]][:, None] + self._terms.slope
 

@@ -93,7 +93,7 @@ class MomentumTerms:
 
 
 def _bias_corrections(beta1: float, beta2: float, power: float, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return c_t, and the logarithm of sqrt(1 - beta2^t) (eps inside the root: of its square), of steps t."""
+    """Return c_t = sqrt(1 - beta2^t) / (1 - beta1^t), and ``power`` log(1 - beta2^t), of steps t."""
     square = -np.expm1(steps * math.log(beta2))
     return np.sqrt(square) / -np.expm1(steps * math.log(beta1)), power * np.log(square)
 

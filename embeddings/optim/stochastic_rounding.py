@@ -32,7 +32,7 @@ def rounding_words(
 def to_bfloat16(values: np.ndarray, words: np.ndarray) -> np.ndarray:
     """Round float32 stochastically to bfloat16, returned as uint16 bits.
 
-    A value is rounded away from zero if adding the lower 16 bits of its word to its lower 16 bits carries.
+    A value is rounded away from zero if its lower 16 bits plus those of its random word carry.
     """
     bits: np.ndarray = (values.view(np.uint32) + (words & np.uint32(0xFFFF))) >> np.uint32(16)
     return bits.astype(np.uint16)

@@ -206,7 +206,7 @@ def _warning(code: str, message: str, remedy: str) -> dict[str, str]:
 
 
 def _directions(vectors: Vectors, num_sampled: int) -> Array:
-    """Return at most ``num_sampled`` unit rows, float64 [k, d], at even distances; zero rows are left out."""
+    """Return at most ``num_sampled`` unit rows, float64 [k, d], evenly spaced by row number; zero rows are left out."""
     if not isinstance(vectors, Rows):
         vectors = np.asarray(vectors)
     # Zero rows are rare: with twice the rows asked for, enough remain after zero rows are left out.

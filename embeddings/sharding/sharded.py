@@ -157,7 +157,7 @@ class ShardedTables(RowsOfRank, nn.Module):
         """Begin the lookup of a distributed batch: raise if any rank refused it, and set its step and sample offset.
 
         Raises:
-            ValueError: its ids are bad, or it was distributed for another step than the next.
+            ValueError: the batch has bad ids, or was distributed for a step that is not the next.
             OtherRankFailed: the ids of another rank are bad.
         """
         ctx.check.count()

@@ -61,7 +61,7 @@ class Store:
             return self._collections[name]
 
     def view_collection(self, view: str) -> Collection:
-        """Return the collection that has the view ``view``, or ``VIEW@gN``; names of views are unique in a store.
+        """Return the collection of view VIEW or VIEW@gN (in generation N); names of views are unique in a store.
 
         Raises:
             UnknownView: no collection has the view.

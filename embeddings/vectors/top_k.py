@@ -44,7 +44,7 @@ class BestSoFar:
         self.scores, self.columns = np.take_along_axis(both, best, 1), np.take_along_axis(candidates, best, 1)
 
     def _above_last(self, scores: Array) -> tuple[Array, Array] | None:
-        """Return the columns of scores above the k-th so far, and these scores, each [n, most of a query].
+        """Return columns and values of the scores above the k-th so far, each [n, largest count of any query].
 
         Shorter rows end in -inf. None if a query has more than k such scores, which is rare after the first calls.
         Comparing scores takes a tenth of a partition's time.

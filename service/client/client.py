@@ -155,7 +155,7 @@ class Client(JobCalls, VectorCalls):
         return self.json("POST", f"/collections/{part(collection)}/canaries", json=body)
 
     def copy_canaries(self, source: str, target: str) -> Json:
-        """Register the canaries of collection ``source`` also for ``target``, fitted on its current version."""
+        """Fit the canaries (probes) of ``source`` on the current version of ``target``, and register them there."""
         return self.json("POST", f"/collections/{part(target)}/canaries", json={"copy_from": source})
 
     def delete_canary(self, collection: str, name: str) -> None:

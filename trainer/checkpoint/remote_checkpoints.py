@@ -154,7 +154,7 @@ class View(NamedTuple):
 
     @classmethod
     def of(cls, directory: Path) -> View | None:
-        """Return the view in ``directory``; None if that is no view, but a checkpoint that was written locally."""
+        """Return the view of a stored checkpoint in ``directory``; None if that is a checkpoint written locally."""
         said = described(directory)
         if said is None:
             return None

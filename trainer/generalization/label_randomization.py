@@ -76,7 +76,7 @@ def coins(dataset: DatasetSpec, path: Path) -> None:
 def changed(dataset: DatasetSpec, path: Path, count: int) -> None:
     """Write the rows with other labels in ``count`` of them, chosen at random, unless ``path`` exists.
 
-    A changed label is copied from a random row of the other class, or with another value.
+    A changed label is copied from a random row whose label differs (by the label's rule, if it has one).
 
     Raises:
         ValueError: every row has the same label.

@@ -117,7 +117,7 @@ class RankActor:
 
 
 def _speak_into(path: Path) -> None:
-    """Redirect this rank's output into a log file. Ray would delay and prefix its lines, and mix them with its own."""
+    """Redirect this rank's output into a log file. Ray would delay and prefix the lines, and mix in its own."""
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -129,8 +129,7 @@ def _speak_into(path: Path) -> None:
 def rank_environments(seats: Sequence[Seat]) -> list[RankEnvironment]:
     """Return the environment of each actor: ranks of a host are consecutive, in the order of their GPUs.
 
-    Rank 0 is on the host of the first seat. Rank 0 has the first seat itself, unless another seat there has an earlier
-    GPU.
+    Rank 0 is the first actor, unless another actor on its host has a GPU with a lower number.
     """
     hosts: dict[str, list[int]] = {}
     for actor, seat in enumerate(seats):

@@ -146,7 +146,7 @@ class MMoE(SeveralLabelsModel):
     """z_t = Tower_t(sum_i softmax(W_t x)_i f_i(x)), equations 5 to 7, x all vectors and numbers side by side.
 
     Ma et al., Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts, KDD 2018. f_i are
-    ``experts`` of ``hidden`` layers, all of them hidden layers.
+    ``experts`` MLPs of sizes ``hidden``, without an output layer.
 
     Number of parameters for F fields, n numeric features and T labels, with D = F dim + n. L(sizes) is the sum of
     (a + 1) b over neighbouring sizes a, b.

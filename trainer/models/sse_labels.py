@@ -1,4 +1,4 @@
-"""The label side of SSE, with swap probability p_y: ``sse.label`` of a job, by model.
+"""SSE on labels: swaps with probability p_y, as ``sse.label`` of a job says.
 
 Equation 1 of Wu et al., Stochastic Shared Embeddings, NeurIPS 2019, section 3.2, counts the output y_i among the
 embeddings of a sample. The output depends on the model:

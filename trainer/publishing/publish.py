@@ -291,7 +291,7 @@ def tower_vectors(run: Run, checkpoint: Checkpoint) -> ItemVectors:
 
 
 def _bias_weight(run: Run) -> float | None:
-    """Return the factor of the items' biases; None if the run publishes none, as without users."""
+    """Return the factor of item biases in scores; None if the run publishes no biases or no users."""
     assert run.job.publish is not None
     return None if run.job.publish.users is None else run.job.model.item_bias_weight
 

@@ -105,7 +105,7 @@ def alone(folder: Path) -> Iterator[None]:
     """Hold the folder's lock during the block, so that no other command trains the same trials.
 
     Raises:
-        ValueError: Another command is in the folder.
+        ValueError: another command holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK_FILE, "w", encoding="ascii") as file:

@@ -6,7 +6,7 @@ of the traceback if the check failed. `--device cpu` is for trying it out, with 
 
 * ``one_rank``: AdamAR and SSE, tables whole, by gloo and by NCCL: rows and state end as those of plain torch on the
   CPU without TorchRec; they are the same bits in a second run and in TrainPipelineSparseDist.
-* ``two_ranks``: both on this GPU, by gloo, rows split or tables on either: they end as on one rank.
+* ``two_ranks``: two ranks on this GPU, by gloo, tables whole or split by row: rows and state end as on one rank.
 * ``steps``: whole steps in TrainPipelineSparseDist, ours and TorchRec's with FBGEMM's fused optimizer, interleaved in
   one process. ``ratio`` is our time for a step over theirs; ``thread_ms`` is the processor time that the thread of the
   loop takes for one (waiting for the device included), ``process_ms`` that of all threads (backward has its own).

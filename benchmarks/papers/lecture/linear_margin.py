@@ -100,7 +100,7 @@ def trained(rows: Rows, num_words: int) -> Tensor:
 
 
 def read_rows(path: Path, seed: int) -> tuple[Rows, Rows, int]:
-    """Return rows that train, rows that are held out, and the number of words of the first.
+    """Return training rows, held-out rows, and the number of distinct words of the training rows.
 
     Raises:
         ValueError: the file does not exist.

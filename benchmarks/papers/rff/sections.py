@@ -121,7 +121,7 @@ def growth(
         title: Title of the section.
 
     Returns:
-        The section and, by the quantity that varies, its share. A single run has no figures ([]).
+        The section in a list, and {quantity: its figure after the last step}. A single run gives ([], {}).
     """
     if len(runs) < 2:
         return [], {}

@@ -19,7 +19,7 @@ def _of_epochs(axes: Any, title: str, lines: dict[str, tuple[str, list[Measured]
 
 
 def _listed(table: Table, row: str, column: str, deviations: str | None = None) -> list[Measured]:
-    """Return the figures in a cell, with deviations from the cell in row ``deviations`` of that column if given."""
+    """Return the figures in a cell; their deviations are read from row ``deviations`` of the column, if given."""
     values = table.numbers(row, column)
     spread: Sequence[float | None] = [None] * len(values) if deviations is None else table.numbers(deviations, column)
     return [Measured(value, deviation) for value, deviation in zip(values, spread, strict=True)]

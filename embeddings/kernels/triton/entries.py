@@ -25,8 +25,8 @@ def entries(
 
     Grid: features times tiles of bags, as in the lookup. ``keys`` gets for each id the number of its row among the rows
     of all tables, or num_keys if the row is not touched. ``grad_offsets`` gets the offset of its gradient's first
-    element, and its table. ``pooling_weights`` gets the factor of its gradient, written if SHARED: the id's weight,
-    divided by the bag's count for a mean.
+    element, and its table. If SHARED, ``pooling_weights`` gets the factor of the id's gradient: the id's weight, for a
+    mean divided by the bag's count.
     """
     num_tiles = tl.cdiv(batch_size, TILE)
     descriptor = descriptors + (tl.program_id(0) // num_tiles) * ENTRY_WORDS

@@ -143,7 +143,7 @@ def finish(
 
     The arguments are flat because Triton passes no structs.
 
-    The program with a run's first split updates its row. The sums of the pieces are added DEPTH at a time.
+    The program whose window has a run's first split updates the row. The sums of the pieces are added DEPTH at a time.
     """
     compute = partials.dtype.element_ty
     d = tl.arange(0, BLOCK)[None, :]

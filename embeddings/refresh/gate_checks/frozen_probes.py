@@ -17,11 +17,11 @@ class FrozenProbes(GateCheck):
     """Accuracy and churn of each probe, ``canary_accuracy[NAME]`` and so on.
 
     ``accuracy`` is measured on the held-out items, ``drop`` is its loss since the probe was registered. ``churn`` is
-    the share of evident items whose prediction differs from that on the previous version; ``churn_all`` is the same for
-    all items. ``judged`` and ``items`` are the numbers of items behind accuracy and churn. Only ``drop`` has a limit
-    by default. The others are only reported, as are ``alignment``, ``alignment_lift`` and ``nw_accuracy``
-    (embeddings.refresh.kernel_alignment). Items without evidence in the candidate, and for churn in either version, do
-    not count; NaN if none is left.
+    the share of predictions that changed since the previous version, among items with enough training rows in both;
+    ``churn_all`` is the same for all items. ``judged`` and ``items`` are the numbers of items behind accuracy and
+    churn. Only ``drop`` has a limit by default. The others are only reported, as are ``alignment``,
+    ``alignment_lift`` and ``nw_accuracy`` (embeddings.refresh.kernel_alignment). Items without evidence in the
+    candidate, and for churn in either version, do not count; NaN if none is left.
     """
 
     about = "vectors"

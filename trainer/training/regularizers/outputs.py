@@ -74,7 +74,7 @@ class CrossEntropy:
     """The loss -log softmax(z)_y of logits z [b, c] and classes y [b], or of sequences, z [b, ..., c] and y [b, ...].
 
     The loss of a sequence is the sum over its positions. H_out of one position is diag(p) - p p^T (E.4), which is the
-    mean of D loss^T D loss over labels from p (claim E.1). Different positions do not mix in H_out. Labels are drawn
+    mean of D loss^T D loss over labels from p (claim E.1). H_out is block-diagonal over positions. Labels are drawn
     independently for each position (Algorithm 3), so their cross terms vanish in expectation.
     """
 
