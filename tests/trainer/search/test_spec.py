@@ -7,8 +7,8 @@ import json
 import pytest
 
 from trainer.search.folder import SEARCH_FILE, SearchFolder, TrialResult
-from trainer.search.spec import check_search, load_search, parse_search
-from trainer.spec import SpecError, load_documents, parse_dataset, parse_job
+from trainer.search.spec import NOT_SEARCHED, check_search, load_search, parse_search
+from trainer.spec import JobSpec, SpecError, load_documents, parse_dataset, parse_job
 from trainer.spec.problems import InvalidFieldsError
 
 RATE = {"optimizer.learning_rate": {"loguniform": [1e-4, 1e-2]}}
@@ -19,6 +19,10 @@ DATASET = parse_dataset(
 
 def job_of(**changes):
     return parse_job({"name": "job", "dataset": {"name": "rows"}, "model": {"kind": "dnn"}, "epochs": 3} | changes)
+
+
+def test_what_is_not_searched_is_a_field_of_a_job():
+    assert NOT_SEARCHED.keys() <= JobSpec.model_fields.keys()
 
 
 def test_kinds_with_and_without_a_decay_are_searched_together():

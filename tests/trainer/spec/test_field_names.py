@@ -60,6 +60,10 @@ def named() -> Iterator[tuple[str, str]]:
                 if re.fullmatch(rf"(?:[a-z_0-9.]|{ANY})+", field):
                     yield field, place
             yield from ((path, place) for path in of_part.findall(text(node) or ""))
+    # ``dataset`` of its page is a row of the service, not a part of a job.
+    templates = {*(ROOT / "service").rglob("*.html")} - {ROOT / "service/web/templates/dataset.html"}
+    for file in sorted({*templates, *(ROOT / "deploy").rglob("*.yml"), *(ROOT / "deploy").rglob("*.yaml")}):
+        yield from ((path, str(file.relative_to(ROOT))) for path in of_part.findall(file.read_text("utf-8")))
 
 
 def is_problem(node: ast.AST) -> TypeGuard[ast.Call]:
