@@ -40,7 +40,7 @@ class EmbeddingTables(torch.nn.Module):
         backend: ``cpu`` (compiled, parallel over samples and rows), ``triton`` (for the GPU named by ``device``),
             ``fbgemm`` (its fused SGD, Adagrad and rowwise Adagrad) or ``reference`` (plain torch); None:
             :func:`default_backend` of the device.
-        dtype: type of stored rows: torch.float64, float32, float16 or bfloat16. Output, gradients and sums are float32
+        dtype: type of stored rows, one in embeddings.tables.element_types. Output, gradients and sums are float32
             for half-precision rows, which are stored with stochastic rounding, and ``dtype`` otherwise.
         state_dtype: type of optimizer state; torch.float64 only if rows are float64 too. Left out: the type of the
             output.

@@ -1,8 +1,8 @@
 """make gpu-check: tests and benchmarks on the GPU of this machine, in stages; writes docs/gpu/NAME.json after each.
 
-Needs a CUDA GPU and a Python (3.11 or later) with numpy, psutil, pytest, hypothesis, triton and torch for CUDA,
-whatever their versions: they are recorded. Run it from the repository; Evenkeel does not have to be installed. If
-FBGEMM for CUDA is installed, it is timed as a peer and its module is tested as a backend. If Evenkeel's dependencies
+Needs a CUDA GPU and a Python that pyproject.toml admits, with numpy, psutil, pytest, hypothesis, triton and torch for
+CUDA, whatever their versions: they are recorded. Run it from the repository; Evenkeel does not have to be installed.
+If FBGEMM for CUDA is installed, it is timed as a peer and its module is tested as a backend. If Evenkeel's dependencies
 are installed, whole jobs are tested; else the report says what was missing (:mod:`benchmarks.gpu.suites`).
 """
 

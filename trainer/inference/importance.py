@@ -65,7 +65,7 @@ def importance(
         rows: A file or a directory of rows with features and label, such as those of a later day.
         checkpoint: ``last``, ``best`` or a step.
         label: Name of one label, if the dataset has several; else None.
-        metric: ``auc``, ``logloss``, ``rmse`` or ``mae``; None: auc for classes, rmse for real-valued labels.
+        metric: a name in ``METRICS``; None: auc for classes, rmse for real-valued labels.
         max_rows: Number of rows that are read, from the first.
         repeats: Number of times each feature is shuffled.
         seed: Seed of the shuffles.

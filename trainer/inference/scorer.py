@@ -33,9 +33,9 @@ Float32s = npt.NDArray[np.float32]
 class RowScorer(ABC):
     """Base of models as functions from rows to scores.
 
-    Output columns depend on the loss: ``logit`` and ``probability`` for bce; ``prediction`` for mse, poisson and
-    exponential; ``score`` for focal and for losses that rank. With several labels each label has its own columns, such
-    as ``probability_click``. A probability is sigmoid(logit), or calibrated by the job's ``output_calibration``.
+    Output columns are the ``outputs`` of the loss (trainer.spec.losses). With several labels each label has its own
+    columns, such as ``probability_click``. A probability is sigmoid(logit), or calibrated by the job's
+    ``output_calibration``.
 
     A row of a sequence model has a list of the user's items, oldest first. Its outputs are ``items`` and ``scores``:
     the k items with the highest scores that the user has not had, highest first.

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 class DNN(ClickModel):
     """logit = MLP([e_f over the features f | x]), with e_f vectors, x the numeric features, and layers ``hidden``.
 
-    The loss is ``bce``, ``mse`` or ``focal``. The first layer absorbs any linear map of an item table, so the model's
-    vectors are not published.
+    The first layer absorbs any linear map of an item table, so the model's vectors are not published.
     """
 
     def __init__(self, embeddings: nn.Module, spec: DNNSpec, inputs: ModelInputs):

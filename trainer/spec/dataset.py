@@ -244,7 +244,7 @@ class Label(Spec):
     """Source of the target: exactly one of the fields is set.
 
     ``column``: a column of 0 and 1; ``rule``: a condition such as ``rating >= 4``; ``negatives``: drawn negatives;
-    ``value``: a column of real numbers (loss ``mse``), counts (``poisson``) or durations (``exponential``);
+    ``value``: a column of numbers, for a loss in trainer.spec.losses.VALUE_LOSSES;
     ``positive: every_row``: every row is a positive, for models that draw negatives themselves.
     """
 

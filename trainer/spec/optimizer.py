@@ -65,13 +65,9 @@ else:
 class Optimizer(Spec):
     """Row optimizer of the embedding tables (embeddings.optim). A setting that its kind does not have is refused.
 
-    ``alpha`` is read by the kinds with _ar (Li and Lyu, Adaptive Regularization), ``weight_decay`` by adamw and
-    adagradw, and ``first_touch`` by all of these. ``beta1`` is read by the Adam family, ``moments`` and ``beta2`` by
-    the Adam family and RMSprop (for which 0.99 is the default of ``beta2``, like torch's alpha). ``clip_norm`` bounds
-    the norm of the step's gradient, taken over all tables and dense parameters on all ranks together;
-    ``clip_row_norm`` bounds the norm of each row's gradient.
-
-    ``decay`` is read by the kinds with _ar. Its default is ``by_epoch``, but ``at_read`` if ``by_epoch`` has no second
+    ``Kind.takes`` of embeddings.optim.registry tells which settings a kind has. ``clip_norm`` bounds the norm of the
+    step's gradient, taken over all tables and dense parameters on all ranks together; ``clip_row_norm`` bounds the norm
+    of each row's gradient. The default of ``decay`` is ``by_epoch``, but ``at_read`` if ``by_epoch`` has no second
     epoch to act in: with ``dataset.one_pass`` and with ``regularizers.meda``. A job stores the resolved value.
     """
 

@@ -132,7 +132,7 @@ rayStartParams: {object-store-memory: "268435456"}
 template: {{- include "evenkeel.rayPod" (dict "root" .root "name" "ray-worker" "group" .group) | nindent 2 }}
 {{- end }}
 
-{{- /* The RayClusterSpec of runs: of each run's own cluster (executor kuberay), or of the shared cluster (ray_jobs). */}}
+{{- /* The RayClusterSpec of runs: of each run's own cluster, or of the shared cluster. */}}
 {{- define "evenkeel.rayClusterSpec" -}}
 {{- $runs := .root.Values.runs }}
 rayVersion: {{ $runs.rayVersion }}
