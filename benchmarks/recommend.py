@@ -2,7 +2,7 @@
 
     python -m benchmarks.recommend [SPEC ...] [--full] [--rows FILE] [--refreshes 5] [--epochs 2] [--folder DIR]
     python -m benchmarks.recommend --http
-    python -m benchmarks.recommend --index [--full]
+    python -m benchmarks.recommend --index [--items 50000] [--full]
 
 Each spec's job is trained, and refreshed from the day before with another seed, each day on its own nine tenths of the
 rows. ``ema`` is the average of the spec, or none. Lists leave out what the user had in training.
@@ -20,8 +20,8 @@ time, and ``all_seconds``: all users through the client.
 columns with norms and biases. ``filtered_ms`` is ``one_ms`` with a filter that a tenth of the items pass.
 
 ``--index`` trains nothing: it builds the index of a large version, items around centres as benchmarks.neighbors draws
-them, unit vectors with biases, and times one user's top 20 by it beside the exact search. A user is the mean of
-``TASTES`` items. ``share``, ``expansion``: what the builder found (embeddings.store.item_scores).
+them, unit vectors with biases, and times one user's top 20 by it beside the exact search. Users are near one item, or
+near the mean of two. ``share``, ``expansion``: what the builder found (embeddings.store.item_scores).
 """
 
 from __future__ import annotations
@@ -65,8 +65,6 @@ REQUESTS = 300
 SIZES = ((4_000, 6_040), (1_000_000, 1_000))
 """Numbers of items and of users in the collections of ``--http``."""
 DIM = 64
-TASTES = 2
-"""Number of items whose mean is a user of ``--index``."""
 
 
 def trained(folder: Path, job: JobSpec, dataset: DatasetSpec, day: int, before: Run | None, rows: Path) -> Run:
@@ -225,16 +223,17 @@ def random_collection(folder: Path, num_items: int, num_users: int) -> tuple[str
     return collection.name, users
 
 
-def index_of(folder: Path, num_items: int) -> dict[str, Any]:
+def index_of(folder: Path, num_items: int, tastes: int) -> dict[str, Any]:
     """Build the index of random items and users, and time single users by it and exactly, in turns."""
     vectors = rows_of("clusters", num_items, DIM).astype(np.float32)
     random = np.random.default_rng(1)
     biases = 0.05 * random.standard_normal(num_items).astype(np.float32)
-    tastes = vectors[random.integers(0, num_items, (REQUESTS + 3, TASTES))].mean(axis=1)
-    keys, users = np.arange(num_items), np.arange(len(tastes))
+    queries = vectors[random.integers(0, num_items, (REQUESTS + 3, tastes))].mean(axis=1)
+    queries += 0.1 * random.standard_normal(queries.shape).astype(np.float32)
+    keys, users = np.arange(num_items), np.arange(len(queries))
     nothing = SeenLists(keys, np.empty(0, np.int64), np.zeros(len(users) + 1, np.int64))
     collection = open_store(str(folder / "store")).collection("items")
-    published = UserVectors(users, tastes, nothing, unit_items=True)
+    published = UserVectors(users, queries, nothing, unit_items=True)
     collection.publish(collection.write(ItemVectors(keys, vectors, biases=biases), users=published), None)
     recommender = collection.recommender()
     started, used = time.perf_counter(), time.process_time()
@@ -250,7 +249,7 @@ def index_of(folder: Path, num_items: int) -> dict[str, Any]:
         iterations=REQUESTS,
     )
     return line(
-        "recommend", f"{num_items} x {DIM}", "exact", times, **found, build_seconds=round(seconds),
+        "recommend", f"{num_items} x {DIM}, users of {tastes}", "exact", times, **found, build_seconds=round(seconds),
         items_per_second=round(num_items / cpu_seconds),
     )  # fmt: skip
 
@@ -265,10 +264,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ema", choices=("spec", "null", "both"), default="both")
     parser.add_argument("--http", action="store_true", help="only the latency among random items")
     parser.add_argument("--index", action="store_true", help="only the index of a large version")
+    parser.add_argument("--items", type=int, default=50_000, help="number of items of --index without --full")
     options = parse(parser, arguments)
     if options.index:
-        with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-            index_of(Path(scratch), 2_000_000 if options.full else 50_000)
+        for tastes in (1, 2):
+            with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+                index_of(Path(scratch), 2_000_000 if options.full else options.items, tastes)
         return 0
     if options.http:
         for num_items, num_users in SIZES:

@@ -24,9 +24,9 @@ from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import MISSING, Array, chunks
 from embeddings.vectors.top_k import BestSoFar
 
-EXACT_ITEMS = 1_000_000
+EXACT_ITEMS = 2_000_000
 """Largest number of items for which no index is kept, because exact search takes about ten milliseconds a user."""
-EXPANSIONS = (512, 1_024, 2_048, 4_096)
+EXPANSIONS = (512, 1_024, 2_048)
 """Numbers of rows that a search of an index keeps in view; the first that finds enough is taken."""
 LEAST_SHARE = 0.99
 """Least share of users' best items that an index has to find."""
