@@ -175,7 +175,7 @@ def peer(library: str, model: str, seed: int, epochs: int, rows: Path, environme
 
 
 def _output_of(environment: Path, folder: Path, *arguments: str) -> str:
-    """Return what the environment's Python writes; ``folder``: its working directory."""
+    """Return the output of the environment's Python; ``folder``: its working directory."""
     command = [str(environment.absolute() / "bin" / "python"), "-W", "ignore", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
     if done.returncode:

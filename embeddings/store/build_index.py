@@ -34,23 +34,28 @@ def main() -> int:
         except BlockingIOError:
             return 0
         if not path.exists():
-            collection = open_store(os.environ["EVENKEEL_STORE_URL"]).collection(options.collection)
-            erasures = collection.num_erasures()
-            reader = collection.open(options.version)
-            if reader.manifest.identity != options.identity:
-                return 0
-            if options.scores:
-                share = collection.recommender(options.version).build_index(path, threads=options.threads)
-                if share < LEAST_SHARE:
-                    what = f"index of {options.collection} {options.version}: it finds {share:.3f} of users' best items"
-                    print(f"{what}, below {LEAST_SHARE}: search stays exact", file=sys.stderr)
-            else:
-                build_index(reader.vectors, reader.statuses, path, threads=options.threads)
-            if collection.num_erasures() != erasures:
-                path.unlink(missing_ok=True)
+            _build(options, path)
         lock_file = path.with_suffix(".lock")
         lock_file.unlink(missing_ok=True)
     return 0
+
+
+def _build(options: argparse.Namespace, path: Path) -> None:
+    collection = open_store(os.environ["EVENKEEL_STORE_URL"]).collection(options.collection)
+    erasures = collection.num_erasures()
+    reader = collection.open(options.version)
+    if reader.manifest.identity != options.identity:
+        return
+    if options.scores:
+        share = collection.recommender(options.version).build_index(path, threads=options.threads)
+        if share < LEAST_SHARE:
+            what = f"index of {options.collection} {options.version}: it finds {share:.3f} of users' best items"
+            print(f"{what}, below {LEAST_SHARE}: search stays exact", file=sys.stderr)
+    else:
+        build_index(reader.vectors, reader.statuses, path, threads=options.threads)
+    if collection.num_erasures() != erasures:
+        for file in (path, path.with_suffix(".usearch")):
+            file.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

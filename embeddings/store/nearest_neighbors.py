@@ -28,6 +28,8 @@ CONNECTIVITY = 16
 EXPANSION_ADD = 128
 EXPANSION_SEARCH = 256
 BLOCK_ROWS = 65_536
+_ROWS_BY_ONE_THREAD = 4_096
+"""Number of rows that one thread adds first: rows that threads add at once to a small index may be unreachable."""
 
 
 class NeighborSearch:
@@ -136,8 +138,10 @@ def make_index(dim: int, parts: Iterable[tuple[Array, Array]], threads: int) -> 
         expansion_search=EXPANSION_SEARCH,
     )
     for numbers, rows in parts:
-        if len(numbers):
-            index.add(numbers, rows, threads=threads)
+        alone = max(_ROWS_BY_ONE_THREAD - len(index), 0)
+        for part, number in ((slice(alone), 1), (slice(alone, None), threads)):
+            if len(numbers[part]):
+                index.add(numbers[part], rows[part], threads=number)
     return index
 
 

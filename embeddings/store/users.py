@@ -244,7 +244,9 @@ class Recommender:
             starts = asked.starts[part.start : part.stop + 1]
             owners = np.repeat(np.arange(len(queries)), np.diff(starts))
             seen = asked.seen[starts[0] : starts[-1]]
-            pairs = _Pairs(owners, seen) if exclude_seen else _Pairs(owners[:0], seen[:0])
+            # An item of a history that the version does not have is row -1.
+            left = (seen >= 0) & exclude_seen
+            pairs = _Pairs(owners[left], seen[left])
             num_candidates = 2 * k + 16 + len(left_out) + np.bincount(pairs.users).max(initial=0)
             if index is None or index.exact or refused is not None or num_candidates > _MOST_CANDIDATES:
                 columns, best = self._best_of_all(queries, k, left_out, pairs, refused)

@@ -147,7 +147,9 @@ class Indexes:
                 while len(self._searches) > NUM_SEARCHES:
                     self._searches.popitem(last=False)
             self._searches.move_to_end(path)
-            for done in [index for index, (builder, _) in self._builders.items() if builder.poll() == 0]:
+            # A builder that ended without a file found another at work.
+            ended = [index for index, (builder, _) in self._builders.items() if builder.poll() == 0]
+            for done in filter(Path.exists, ended):
                 del self._builders[done]
             if is_large and not search.is_built:
                 self._ask_for(path, tenant, reader)
@@ -163,11 +165,12 @@ class Indexes:
 
         def is_earlier(other: Path) -> bool:
             outdated = not other.stem.endswith(f"-{erasures}") or other.name.startswith(f"{version}-")
-            return other.parent == path.parent and other != path and outdated
+            return other.parent == path.parent and other.stem != path.stem and outdated
 
         self._drop(is_earlier)
-        for other in filter(is_earlier, path.parent.glob(f"v*{path.suffix}")):
-            _unlink(other)
+        for suffix in {path.suffix, ".usearch"}:
+            for other in filter(is_earlier, path.parent.glob(f"v*{suffix}")):
+                other.unlink(missing_ok=True)
 
     def _drop(self, is_meant: Callable[[Path], bool]) -> None:
         """Stop the builders and discard the searches of all indexes whose path ``is_meant`` accepts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from embeddings.store import Collection, open_store
+from embeddings.store import Collection, build_index, open_store
 from embeddings.store.item_scores import ScoreIndex
 from embeddings.store.users import _MOST_CANDIDATES, Recommended, Recommender
 from embeddings.vectors.item_columns import ItemColumns
@@ -54,7 +55,7 @@ def publish(
 
 
 def indexed(recommender: Recommender, folder: Path) -> ScoreIndex:
-    assert recommender.build_index(folder / "scores.json", threads=2) >= 0.99
+    assert recommender.build_index(folder / "scores.json") >= 0.99
     return ScoreIndex(recommender.items, folder / "scores.json")
 
 
@@ -136,3 +137,22 @@ def test_an_index_that_misses_too_many_items_is_not_used(tmp_path: Path) -> None
     assert (index.is_built, index.exact) == (True, True)
     assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["scores.json"]
     assert recommender.top([3], K, index=index) == recommender.top([3], K)
+
+
+def test_an_index_built_while_ids_are_erased_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collection = open_store(tmp_path / "store").collection("items")
+    recommender = publish(collection)
+    build, path = Recommender.build_index, tmp_path / "indexes" / "scores.json"
+
+    def build_slowly(self: Recommender, path: Path, *, threads: int = 1) -> float:
+        share = build(self, path, threads=threads)
+        assert path.with_suffix(".usearch").exists()
+        collection.erase([7], "they asked")
+        return share
+
+    monkeypatch.setattr(Recommender, "build_index", build_slowly)
+    monkeypatch.setenv("EVENKEEL_STORE_URL", str(tmp_path / "store"))
+    version, identity = recommender.version, recommender.reader.manifest.identity
+    monkeypatch.setattr(sys, "argv", ["build_index", "items", version, identity, str(path), "--scores"])
+    assert build_index.main() == 0
+    assert list(path.parent.iterdir()) == []

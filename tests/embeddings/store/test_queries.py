@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from embeddings.store import Collection, IdsErased, open_store
+from embeddings.store.item_scores import ScoreIndex
 from embeddings.store.queries import NoTower, QueryError, RuntimeMissing
 from embeddings.vectors.item_columns import ItemColumns
 from embeddings.vectors.item_vectors import ItemVectors
@@ -80,6 +81,15 @@ def test_histories_are_answered_by_their_last_items(collection: Collection) -> N
     assert found.items[0] == best(HISTORY[read].sum(0), ITEMS, histories[0])
     assert found.items[3] == best(HISTORY[29], ITEMS, [129])
     assert len(recommender.top(histories=histories, k=ITEMS).items[0]) == ITEMS
+
+
+def test_histories_with_unknown_items_are_answered_alike_by_an_index(collection: Collection, tmp_path: Path) -> None:
+    recommender = published(collection, OF_HISTORIES).recommender()
+    recommender.build_index(tmp_path / "scores.json")
+    index, histories = ScoreIndex(recommender.items, tmp_path / "scores.json"), [[100, 105], [999, 102], [998, 129]]
+    found = recommender.top(histories=histories, k=ITEMS, exclude_seen=True, index=index)
+    assert not found.exact
+    assert found.items == recommender.top(histories=histories, k=ITEMS, exclude_seen=True).items
 
 
 def test_many_queries_are_answered_in_blocks(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:

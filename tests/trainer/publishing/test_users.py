@@ -166,7 +166,7 @@ def test_users_with_joined_features(tmp_path: Path, rows: Path) -> None:
 
 
 def test_outputs_of_an_item_tower_have_biases(tmp_path: Path, rows: Path) -> None:
-    """Of every item of the table, also without a row, whose bias is that of unknown ids."""
+    """Every item of the table has a bias; an item without a row has the bias of unknown ids."""
     pq.write_table(pa.table({"item": np.arange(90), "brand": np.arange(90) % 7}), tmp_path / "items.parquet")
     items = {"uri": str(tmp_path / "items.parquet"), "features": {"brand": {"type": "id"}}}
     dataset = parse_dataset({**dataset_of(rows).model_dump(mode="json", exclude_unset=True), "items": items})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import fcntl
 import hashlib
 import sys
 from typing import Any
@@ -248,3 +249,23 @@ async def test_a_large_version_is_searched_exactly_until_its_index_is_there(
         after = await client.post(URL, json=body)
         assert gone not in {item["id"] for one in after.json()["users"] for item in one["items"]}
         await until(look)
+
+
+@pytest.mark.process
+async def test_a_builder_that_finds_another_at_work_is_not_started_again(
+    app: Any, client: Any, settings: Settings
+) -> None:
+    publish(settings)
+    app.state.indexes.close()
+    app.state.indexes = Indexes(settings.store_url, settings.home / "neighbors", exact_items=20)
+    collection = published.store_at(settings).collection("items")
+    name = f"{collection.current()}-{collection.open().manifest.identity}-0.lock"
+    folder = settings.home / "neighbors" / "default" / "items" / "scores"
+    folder.mkdir(parents=True)
+    with open(folder / name, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert (await client.post(URL, json={"users": [1], "k": 5})).json()["exact"] is True
+        ((builder, _),) = app.state.indexes._builders.values()
+        assert builder.wait(300) == 0
+        assert (await client.post(URL, json={"users": [1], "k": 5})).json()["exact"] is True
+        assert [one for one, _ in app.state.indexes._builders.values()] == [builder]
