@@ -85,7 +85,8 @@ def _table(
         column = next((one for one in columns if one.key == sort.removeprefix("-")), None)
         if column is None:
             raise invalid(FieldProblem("sort", f"there is no column '{sort}'", "sort by a heading of the table"))
-        start = int(asked) if (asked := request.asked("start") or "0").isdecimal() else 0
+        asked = request.asked("start") or "0"
+        start = int(asked) if asked.isdecimal() and len(asked) < 10 else 0
         rows = in_order(rows, column.value, descending=sort.startswith("-"))
     following = {"cursor": cursor} if sort is None else {"start": str(start + NUM_JOBS)}
     is_last = cursor is None if sort is None else start + NUM_JOBS >= len(rows)

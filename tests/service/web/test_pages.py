@@ -457,6 +457,8 @@ async def test_the_table_of_jobs_is_sorted_by_every_column_and_the_address_says_
     assert second == ["waiting", "broken"]
     assert 'rel="next"' not in page
     assert '<a href="?sort=-test">Newest</a>' in page
+    for start in ("9" * 5000, "-1", "x"):  # Python reads no number of so many digits
+        assert (await shown(f"?sort=-test&start={start}"))[1] == first
     refused = await stranger.get("/dashboard/jobs?sort=nonsense")
     assert refused.status_code == 422
     assert "there is no column 'nonsense'" in str(Text(refused.text))
