@@ -72,7 +72,8 @@ class Indexes:
             wanted = ids_as(reader.manifest.id_type, [query])[0] if isinstance(query, int | str) else query
             nearest = self.search(reader, wanted, k, tenant, erasures=erasures)
             if nearest is None:
-                raise Problem(404, "item-not-found", f"Version {reader.version} has no item {query!r}.")
+                what = f"Version {reader.version} has no vector of item {query!r}"
+                raise Problem(404, "item-not-found", f"{what}: give an id of the rows that it was trained on.")
             items = [{"id": identifier, "cosine": cosine} for identifier, cosine in nearest[0]]
             return {"version": reader.version, "exact": nearest[1], "items": items}
 

@@ -270,7 +270,7 @@ async def test_neighbours_and_recommended_items_have_their_words(client, strange
     assert [int(one) for one in re.findall(r'data-item="(\d+)"', page.text)] == [one["id"] for one in user["items"]]
     assert f"&lt;b&gt;{user['items'][0]['id'] // 10}" in page.text
     for address, status, text in (
-        ("neighbors/items?wanted=7", 404, "Version v000002 has no item"),
+        ("neighbors/items?wanted=7", 404, "Version v000002 has no vector of item"),
         ("neighbors/items?wanted=bob", 422, "id 'bob' is not an integer"),
         ("neighbors/none?wanted=7", 404, "there is no collection 'none'"),
         ("recommended/items?user=3", 404, "v000002 has no user 3."),

@@ -158,7 +158,7 @@ def _propose(uri: str | Path, name: str | None, items: str | Path | None) -> Pro
     label, label_column = _label(columns)
     others = [c.name for c in _named_labels(columns) if c.name != label_column] if label_column is not None else []
     if others and label is not None and label_column is not None:
-        notes.append(_several_labels(label, label_column, others))
+        notes.append(_several_labels(label, label_column, others, with_items=items is not None))
     ordering = _ordering(columns, label_column)
     if "timestamp" not in ordering:
         timed = [c for c in columns.values() if _TIME_NAMES.match(c.plain_name) and not _unreadable(c)]
@@ -234,16 +234,22 @@ def as_yaml(document: dict[str, Any], notes: Sequence[str] = ()) -> str:
 def job_of(document: dict[str, Any]) -> dict[str, Any]:
     """Return a job that publishes the item vectors of a proposed dataset, or learns its label without items."""
     job: dict[str, Any] = {"spec_version": 1, "name": document["name"], "dataset": {"name": document["name"]}}
-    is_pair = {"user", "item"} <= document["features"].keys()
-    job["model"] = {"kind": "two_tower", "embedding_dim": 16} if is_pair else {"kind": "dcnv2", "embedding_dim": 16}
-    job |= {"optimizer": {"learning_rate": 0.01}, "epochs": 5, "batch_size": 256}
-    return job | ({"publish": {"collection": "items", "feature": "item"}} if is_pair else {})
+    features, has_items = document["features"].keys(), "items" in document
+    if not {"user", "item"} <= features:
+        job["model"] = {"kind": "dcnv2", "embedding_dim": 16}
+        return job | {"optimizer": {"learning_rate": 0.01}, "epochs": 5, "batch_size": 256}
+    job["model"] = {"kind": "two_tower", "embedding_dim": 16} | ({} if has_items else {"residual": True})
+    job |= {"optimizer": {"learning_rate": 0.003}, "epochs": 10, "batch_size": 256}
+    if has_items and len(features) == 2:
+        job["evaluation"] = {"metrics": ["recall_20_full", "ndcg_20_full", "auc"]}
+    return job | {"publish": {"collection": f"{document['name'][:57]}-items", "feature": "item"}}
 
 
 def job_as_yaml(job: dict[str, Any], dataset: dict[str, Any]) -> str:
     """Return a job as the YAML document that follows its dataset."""
     lines = ["---", "# learning_rate and batch_size suit some ten thousand rows: millions take .001 and 2048."]
-    inputs = parse_job(job).model.inputs_in_words(parse_dataset(dataset))
+    rows = parse_dataset(dataset)
+    inputs = parse_job(job).against(rows).model.inputs_in_words(rows)
     lines += [] if inputs is None else [f"# {inputs[:1].upper()}{inputs[1:]}."]
     return "\n".join([*lines, *(f"{key}: {_flow(value)}" for key, value in job.items())]) + "\n"
 
@@ -406,14 +412,18 @@ def _as_time(column: _Column) -> str:
     return "it holds no times that can be read; write ISO 8601, with a zone in every value or in none, or numbers"
 
 
-def _several_labels(label: dict[str, Any], label_column: str, others: Sequence[str]) -> str:
+def _several_labels(label: dict[str, Any], label_column: str, others: Sequence[str], *, with_items: bool) -> str:
     labels: dict[str, Any] = {}
     for column in [label_column, *others]:
         labels[_identifier(column, labels)] = label if column == label_column else {"column": column}
     names = " and ".join(f"'{name}'" for name in others)
+    left_out = f"{names}: named like a label, and no feature here"
+    if with_items:
+        return f"{left_out}. A model of several labels reads no item table: infer without --items to train one"
+    model = {"kind": "mmoe", "embedding_dim": 16, "init": {"kind": "hash", "std": 0.1}}
     return (
-        f"{names} may be labels too, and are no features here. For a model of several labels, in place of label:\n"
-        f"labels: {_flow(labels)}"
+        f"{left_out}. For a model of several labels, in place of label, and of the job's model:\n"
+        f"labels: {_flow(labels)}\nmodel: {_flow(model)}"
     )
 
 

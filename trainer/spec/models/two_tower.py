@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from trainer.spec.base import May, Positive, later
 from trainer.spec.evaluation import ranking_parts
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 class TwoTowerSpec(TowerSpec):
     """Two towers. ``loss``: bce or mse of a label, or sampled_softmax over the items of the batch.
 
-    With an item table, a job that names no loss has ``sampled_softmax``, ``normalize``, ``temperature: 0.2`` and no
-    hidden layers.
+    With an item table, a job that names no loss has ``sampled_softmax``, ``normalize``, ``temperature: 0.2``, no
+    hidden layers and ``init: {kind: hash, std: 0.5}``.
 
     ``normalize``: outputs of both towers are scaled to length 1, and scores have a bias of the item. ``temperature``:
     number that scores are divided by. ``item_id_dropout``: the share of training examples whose item is looked up as
@@ -39,8 +41,15 @@ class TwoTowerSpec(TowerSpec):
 
     losses = ("bce", "mse", "sampled_softmax")
     # With hidden layers all outputs of a tower share a direction: published vectors would lie along few directions.
+    # So they do if standardized numbers of items (deviation 1) drown the rows of ids beside them.
     defaults_with_items = MappingProxyType(
-        {"loss": "sampled_softmax", "normalize": True, "temperature": 0.2, "hidden": ()}
+        {
+            "loss": "sampled_softmax",
+            "normalize": True,
+            "temperature": 0.2,
+            "hidden": (),
+            "init": {"kind": "hash", "std": 0.5},
+        }
     )
     # Chosen on validation rows: docs/reports/published_tables.md.
     defaults_of_pairs = MappingProxyType(
@@ -66,6 +75,15 @@ class TwoTowerSpec(TowerSpec):
     has_context = True
     has_distances = True
     counts_columns = None
+
+    @model_serializer(mode="wrap")
+    def _with_settings_that_the_dataset_decides(self, serialize: SerializerFunctionWrapHandler) -> Any:
+        """Keep ``later`` settings that a job names with their usual value: a dataset may decide another one."""
+        document = serialize(self)
+        if "loss" not in self.model_fields_set:
+            named = self.model_fields_set & {"normalize", "temperature"}
+            document |= {name: getattr(self, name) for name in sorted(named)}
+        return document
 
     @property
     def default_init(self) -> Init:
@@ -107,7 +125,11 @@ class TwoTowerSpec(TowerSpec):
         item = ["item", *(() if dataset.items is None else dataset.items.features)]
         user = [name for name in dataset.features if name != "item"]
         of_item = f"the item tower {', '.join(item)}" if len(item) > 1 else "an item is the row of its id"
-        return f"the user tower reads {', '.join(user)}; {of_item}"
+        towers = f"the user tower reads {', '.join(user)}; {of_item}"
+        if not self.is_softmax_of_batch or dataset.has_positives_alone:
+            return towers
+        judged = "judge the vectors by recall_20_full or a probe, as AUC of the label may stay near .5"
+        return f"{towers}. The loss learns which items users take: {judged}"
 
     def collapse_remedy(self, dataset: DatasetSpec) -> str:
         if dataset.items is None:
@@ -117,12 +139,18 @@ class TwoTowerSpec(TowerSpec):
             for name, feature in dataset.items.features.items()
             if feature.type == "dense" and feature.transform == "none"
         ]
+        own = self.model_dump()
         better = [
-            f"model.{name}: {'[]' if value == () else str(value).lower()}"
+            f"model.{name}: {_in_yaml(value)}"
             for name, value in self.defaults_with_items.items()
-            if getattr(self, name) != value
+            if own.get(name) != value
         ]
-        return f"set {', '.join([*raw, *better] or ['model.init: {kind: hash, std: 0.5}'])}"
+        remedy = f"set {', '.join([*raw, *better])}"
+        if self.loss == "bce":
+            return f"{remedy}; scores then rank items and their AUC of the label falls"
+        if raw or better:
+            return remedy
+        return "set optimizer.learning_rate to a third of its value, and twice the epochs"
 
     @property
     def is_softmax_of_batch(self) -> bool:
@@ -186,3 +214,10 @@ def _item_table_problems(job: JobSpec) -> Iterator[FieldProblem]:
             yield FieldProblem(
                 f"tables.{name}.capacity", "ids of an item table have no dynamic rows yet", "leave it out"
             )
+
+
+def _in_yaml(value: Any) -> str:
+    """Return a default as a spec has it: ``[]``, ``true`` or ``{kind: hash, std: 0.5}``."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {part}" for name, part in value.items()) + "}"
+    return "[]" if value == () else str(value).lower()

@@ -21,7 +21,7 @@ from trainer.data.sources.click_log import ClickLog, generate
 from trainer.data.sources.figures import profile
 from trainer.data.sources.infer import as_yaml, infer, job_as_yaml, job_of, propose
 from trainer.data.sources.source import Source
-from trainer.spec import load_documents, parse_dataset
+from trainer.spec import load_documents, parse_dataset, parse_job
 
 
 def write(tmp_path, name="Clicks 2026.parquet", **columns):
@@ -108,7 +108,7 @@ def test_other_columns_named_like_labels_are_noted_and_no_features(tmp_path):
     assert set(proposal.document["features"]) == {"user", "page", "is_mobile"}
     assert proposal.document["label"] == {"column": "click"}
     (note,) = proposal.notes
-    assert note.startswith("'add-to-cart' and 'is_liked' may be labels too")
+    assert note.startswith("'add-to-cart' and 'is_liked': named like a label, and no feature here")
     # What it proposes in place of label is a dataset with them.
     text = as_yaml(proposal.document, proposal.notes)
     (line,) = [line for line in text.splitlines() if line.startswith("# labels: ")]
@@ -393,11 +393,35 @@ def test_an_item_table_and_a_job_are_proposed(tmp_path):
     assert "'brand' is read from the item table, not from the rows" in proposal.notes
     spec = tmp_path / "mine.yaml"
     text = job_as_yaml(job_of(proposal.document), proposal.document)
-    assert "# The user tower reads user; the item tower item, brand, kind, price.\n" in text
+    assert "# The user tower reads user; the item tower item, brand, kind, price. The loss learns" in text
     spec.write_text(as_yaml(proposal.document, proposal.notes) + text)
     dataset, job = load_documents(spec)
     assert job.against(dataset).model.loss == "sampled_softmax"
-    assert (job.publish.collection, job.publish.feature) == ("items", "item")
+    assert job.against(dataset).evaluation.metrics == ("recall_20_full", "ndcg_20_full", "auc")
+    assert (job.publish.collection, job.publish.feature) == ("rows-items", "item")
+    plain = propose(rows, name="x" * 63).document
+    assert "evaluation" not in job_of(plain)
+    assert job_of(plain)["model"]["residual"]
+    spec.write_text(as_yaml(plain) + job_as_yaml(job_of(plain), plain))
+    assert load_documents(spec)[1].publish.collection == "x" * 57 + "-items"
+
+
+def test_several_labels_are_proposed_with_a_model_that_publishes_or_without_an_item_table(tmp_path):
+    path = write(
+        tmp_path, user=[1, 2, 3, 1] * 4, sku=["a", "b", "c", "a"] * 4, click=[0, 1] * 8, bought=[0, 0, 0, 1] * 4
+    )
+    proposal = propose(path)
+    lines = [yaml.safe_load(line) for line in proposal.notes[0].splitlines()[1:]]
+    labels, model = (next(line[key] for line in lines if key in line) for key in ("labels", "model"))
+    document = {name: part for name, part in proposal.document.items() if name != "label"} | {"labels": labels}
+    job = parse_job(job_of(proposal.document) | {"model": model}).against(parse_dataset(document))
+    assert (job.model.kind, job.publish.collection) == ("mmoe", "clicks-2026-items")
+    items = write(tmp_path, "items.parquet", sku=["a", "b", "c"], brand=["x", "y", "y"])
+    (note,) = propose(path, items=items).notes
+    assert note == (
+        "'bought': named like a label, and no feature here. A model of several labels reads no item table: infer "
+        "without --items to train one"
+    )
 
 
 def test_columns_of_items_in_rows_and_tables_of_items_are_named(tmp_path):

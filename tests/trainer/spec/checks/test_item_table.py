@@ -39,13 +39,16 @@ def test_a_job_that_names_no_loss_has_one_that_publishes():
     def of_model(dataset=DATASET, **model):
         job = parse_job(JOB | {"model": JOB["model"] | model}).against(parse_dataset(dataset))
         resolved = job.model.loss, job.model.normalize, job.model.temperature, job.model.hidden
-        # Stored with its defaults, the job means the same when it is read again.
-        again = parse_job(job.model_dump(mode="json")).against(parse_dataset(dataset)).model
-        assert (again.loss, again.normalize, again.temperature, again.hidden) == resolved
+        # Stored with its defaults, the job means the same when it is read again; so does the job as it was written.
+        written = parse_job(JOB | {"model": JOB["model"] | model}).model_dump(mode="json", exclude_unset=True)
+        for document in (job.model_dump(mode="json"), written):
+            again = parse_job(document).against(parse_dataset(dataset)).model
+            assert (again.loss, again.normalize, again.temperature, again.hidden) == resolved
         return resolved
 
     assert of_model() == ("sampled_softmax", True, 0.2, ())
     assert of_model(temperature=0.3, hidden=[8]) == ("sampled_softmax", True, 0.3, (8,))
+    assert of_model(temperature=1.0, normalize=False) == ("sampled_softmax", False, 1.0, ())
     assert of_model(loss="bce") == ("bce", False, 1.0, (128, 64))
     assert of_model(loss="sampled_softmax") == ("sampled_softmax", False, 1.0, (128, 64))
     plain = {name: part for name, part in DATASET.items() if name != "items"}
@@ -62,9 +65,12 @@ def test_the_remedy_of_collapsed_vectors_fits_the_job():
     bce = parse_job(JOB | {"model": JOB["model"] | {"loss": "bce"}}).model
     said = bce.collapse_remedy(dataset)
     assert "items.features.price.transform: standardize" in said
-    assert said.endswith("model.loss: sampled_softmax, model.normalize: true, model.temperature: 0.2, model.hidden: []")
+    settings = "model.normalize: true, model.temperature: 0.2, model.hidden: [], model.init: {kind: hash, std: 0.5}"
+    assert f"model.loss: sampled_softmax, {settings}; scores then rank items" in said
     scaled = parse_dataset(DATASET | items({"price": {"type": "dense", "transform": "standardize"}}))
-    assert parse_job(JOB).against(scaled).model.collapse_remedy(scaled) == "set model.init: {kind: hash, std: 0.5}"
+    softmax = parse_job(JOB).against(scaled).model
+    assert softmax.collapse_remedy(scaled).startswith("set optimizer.learning_rate to a third of its value")
+    assert softmax.model_copy(update={"init": None}).collapse_remedy(scaled) == "set model.init: {kind: hash, std: 0.5}"
     for kind in ("two_tower", "bpr", "dcnv2"):
         model = parse_job(JOB | {"model": {"kind": kind, "embedding_dim": 4}}).model
         plain = parse_dataset({name: part for name, part in DATASET.items() if name != "items"})
