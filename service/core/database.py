@@ -200,20 +200,14 @@ def _inserts(rows: tuple[tuple[sa.Table, tuple[str, ...]], ...]) -> sa.Executabl
 
 
 def migrate(connection: sa.Connection, revision: str) -> None:
-    """Upgrade (or, to an older revision, downgrade) the schema within the connection's transaction.
+    """Upgrade the schema within the connection's transaction, to ``revision`` or ``head``.
 
     Raises:
         SchemaError: The database was written by a newer version.
     """
     config, current, revisions = _revisions(connection)
-    target = revisions[0] if revision == "head" else revision
-    if current == target:
-        return
-    age: dict[str | None, int] = {revision: number for number, revision in enumerate(revisions)}
-    if target == "base" or age.get(target, -1) > age.get(current, len(age)):
-        command.downgrade(config, target)
-    else:
-        command.upgrade(config, target)
+    if current != revisions[0]:
+        command.upgrade(config, revision)
 
 
 def _revisions(connection: sa.Connection) -> tuple[Config, str | None, list[str]]:
