@@ -68,12 +68,7 @@ class Problem(Exception):
     """
 
     def __init__(
-        self,
-        status: int,
-        code: str,
-        detail: str,
-        errors: FieldErrors = (),
-        headers: Mapping[str, str] | None = None,
+        self, status: int, code: str, detail: str, errors: FieldErrors = (), headers: Mapping[str, str] | None = None
     ):
         super().__init__(detail)
         self.status = status

@@ -82,9 +82,7 @@ async def submit(
     job_id = tables.new_id("job")
     async with database.write() as connection:
         if idempotency_key is not None:
-            reserved = await idempotency.take(
-                database, connection, principal.key_id, idempotency_key, request_text, job_id
-            )
+            reserved = await idempotency.take(connection, principal.key_id, idempotency_key, request_text, job_id)
             if isinstance(reserved, idempotency.Done):
                 return await _shown(connection, reserved)
         await job_records.refuse_too_many(database, connection, settings, principal.tenant)

@@ -14,11 +14,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import json_schema, tables
-from service.core.database import Database
+from service.core.database import Database, insert_new
 from service.core.errors import Problem, invalid, not_found
 from service.core.rows import Catchup, FiredRow, FiringRow, Outcome, Overlap, ScheduleRow, as_row, first_row
 from service.jobs import job_records
@@ -289,7 +288,7 @@ async def fire(
         "reason": missed,
         "created_at": tables.now(),
     }
-    inserted = await connection.execute(_insert_once(connection, firing))
+    inserted = await connection.execute(insert_new(connection.dialect.name, tables.firing), firing)
     if inserted.rowcount != 1:
         return None
     if missed is None:
@@ -312,12 +311,6 @@ async def tell_missed(connection: AsyncConnection, row: ScheduleRow, firings: Se
         last = firing_view(firings[-1], row["name"])
         payload = {**last, "num_missed": len(firings), "first_fire_at": firings[0]["fire_at_utc"]}
         await webhook_records.tell(connection, row["tenant"], "schedule.missed", payload)
-
-
-def _insert_once(connection: AsyncConnection, firing: FiringRow) -> sa.Insert:
-    if connection.dialect.name == "sqlite":
-        return sqlite.insert(tables.firing).values(firing).on_conflict_do_nothing()
-    return postgresql.insert(tables.firing).values(firing).on_conflict_do_nothing()
 
 
 class _Started(NamedTuple):

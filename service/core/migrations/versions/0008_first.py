@@ -5,6 +5,8 @@ Revision ID: 0008
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -13,7 +15,7 @@ from service.core.tables import UtcTime
 revision = "0008"
 down_revision = None
 
-TENANT = {"nullable": False, "server_default": "default"}
+TENANT: dict[str, Any] = {"nullable": False, "server_default": "default"}
 
 
 def upgrade() -> None:
