@@ -217,7 +217,11 @@ def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> 
         since.add_metric([name], _seconds(begun, now))
         most.add_metric([name], manifests[-1].get("max_held", MAX_HELD) if manifests else MAX_HELD)
         if manifests:
-            _verdict(gate, failed, name, manifests[-1])
+            checks = manifests[-1]["gate"]
+            failed.add_metric([name], sum(check.get("verdict") == "fail" for check in checks))
+            for check in checks:
+                if isinstance(check.get("value"), int | float):
+                    gate.add_metric([name, str(check["metric"])], check["value"])
     return [age, rows, versions, held, since, most, gate, failed, unreadable, lag, _damaged(store.damaged())]
 
 
@@ -226,14 +230,6 @@ def _collections(store: Store, known_tenants: Iterable[str]) -> Iterator[tuple[s
         tenant_store = store_of(store, tenant)
         for name in itertools.filterfalse(is_scratch, tenant_store.collections()):
             yield qualified(tenant, name), tenant_store.collection(name)
-
-
-def _verdict(gate: GaugeMetricFamily, failed: GaugeMetricFamily, name: str, manifest: dict[str, Any]) -> None:
-    checks = manifest["gate"]
-    failed.add_metric([name], sum(check.get("verdict") == "fail" for check in checks))
-    for check in checks:
-        if isinstance(check.get("value"), int | float):
-            gate.add_metric([name, str(check["metric"])], check["value"])
 
 
 def _damaged(damaged: Mapping[str, Mapping[str, str]]) -> Metric:

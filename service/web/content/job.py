@@ -14,7 +14,6 @@ from typing import Any
 from markupsafe import Markup
 
 from service.core import tables
-from service.core.errors import not_found
 from service.jobs import job_records
 from service.jobs.job_row import JobView
 from service.jobs.states import TERMINAL, Refused, transition
@@ -54,9 +53,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
     """
     job_id = request.path["job_id"]
     async with request.state.database.read() as connection:
-        row = await job_records.get(connection, job_id)
-        if request.principal.sees not in (None, row["tenant"]):
-            raise not_found("job", job_id)
+        row = await job_records.get(connection, job_id, request.principal.sees)
         job = await job_records.view(connection, row)
     run_dir = request.state.settings.run_dir(job_id)
     document = report(JobView(**job).model_dump(mode="json"))
