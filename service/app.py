@@ -65,8 +65,7 @@ NUM_FILES = 65_536
 PENDING = 2048
 """Connections that may wait to be taken."""
 TAKEN_AT_ONCE = 64
-"""Connections that asyncio takes in a row. Where no more files can be opened, it fails as often in a row, each second.
-"""
+"""Connections that asyncio takes in a row; without free files, it fails as often in a row, each second."""
 
 
 def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:

@@ -33,18 +33,10 @@ canaries = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(collections)
-    app.command()(versions)
-    app.command()(promote)
-    app.command()(erase)
-    app.command()(readmit)
-    app.command()(fetch)
-    app.command()(neighbors)
-    app.command()(recommend)
-    app.command()(tower)
-    app.command()(export_vectors)
+    of_versions = (collections, versions, promote, erase, readmit)
+    for command in (*of_versions, fetch, neighbors, recommend, tower, export_vectors, advise):
+        app.command()(command)
     app.add_typer(canaries, name="canaries")
-    app.command()(advise)
 
 
 def collections(as_json: JsonFlag = False) -> None:

@@ -18,8 +18,8 @@ from service.jobs import job_records
 from service.jobs.job_row import JobView
 from service.jobs.states import TERMINAL, Refused, transition
 from service.web.charts.lines import Series, line_chart
-from service.web.content.job_rows import curve, job_row
-from service.web.report import charts_of, figures_of, report
+from service.web.content.job_rows import job_row
+from service.web.report import charts_of, epoch_chart, figures_of, report
 from service.web.request import DashboardRequest
 from trainer.runs.events import EVENTS_FILE
 from trainer.runs.protocol import LOG_FILE
@@ -84,14 +84,7 @@ def parent_job(job: dict[str, Any]) -> str | None:
 
 def loss_chart(job: dict[str, Any]) -> dict[str, Any] | None:
     """Return the curves of the training loss and of the held-out log loss; None before the first epoch's end."""
-    curves = [
-        Series(split, curve(job["metrics"], split, name))
-        for split, name in (("train", "loss"), ("validation", "logloss"), ("test", "logloss"))
-    ]
-    curves = [series for series in curves if series.points]
-    if not curves:
-        return None
-    return {"word": "loss", "curves": curves, "svg": line_chart(curves, f"loss per epoch of {job['name']}", "loss")}
+    return epoch_chart(job, "loss", (("train", "loss"), ("validation", "logloss"), ("test", "logloss")))
 
 
 def _log_offset(file: Path) -> int:
