@@ -267,7 +267,6 @@ def _filter_of(filters: Sequence[str]) -> dict[str, list[str]]:
 def _columns_read(
     manifest: Mapping[str, Any], by: str, column: str | None, there: Sequence[str], file: Path
 ) -> list[str]:
-    """Return the columns of a file that recommendations need."""
     inputs = ((manifest.get("users") or {}).get("tower") or {}).get("inputs", {})
     if by == "features":
         found = [name for name in there if name in inputs]
@@ -344,7 +343,6 @@ def tower(
 
 
 def _raw_view(client: Client, collection: str) -> str:
-    """Return the name of a collection's identity view."""
     views = client.collection(collection)["views"]
     identities = (one["name"] for one in client.views() if one["kind"] == "identity" and "map" not in one)
     found = next((name for name in identities if name in views), None)

@@ -123,7 +123,6 @@ class Audit:
                 done.set_result(None) if error is None else done.set_exception(error)
 
     async def _insert(self, rows: list[AuditRow]) -> None:
-        """Insert rows; rows that exist already stay unchanged."""
         if rows:
             async with self._database.write() as connection:
                 await connection.execute(insert_new(connection.dialect.name, tables.audit), rows)

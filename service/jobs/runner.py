@@ -129,7 +129,6 @@ class Runner:
             logs.job_id.reset(named)
 
     async def _look_after(self, row: JobRow) -> None:
-        """Do the next step for one job, chosen by the state in its row."""
         state = row["state"]
         if self._reaper.is_ending(row["id"]):
             await self._follower.apply(row, alive=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily as Gauge
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.refresh.held_versions import held_in_a_row
@@ -60,12 +60,8 @@ _PROGRESS = {
 log = logging.getLogger("evenkeel")
 
 
-def _gauge(name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=labels)
-
-
-def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)
+def _gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+    return Gauge(name, text, labels=labels)
 
 
 async def of_service(settings: Settings, database: Database, store: Store, store_health: StoreHealth) -> list[Metric]:
@@ -117,10 +113,10 @@ async def of_database(database: Database) -> list[Metric]:
         jobs.add_metric([state], counts.get(state, 0))
     return [
         jobs,
-        _single("evenkeel_jobs_failed_last_hour", "Jobs that failed within the last hour.", failed or 0),
-        _single("evenkeel_queue_wait_seconds", "Longest wait of a job that could start.", _seconds(oldest, now)),
-        _single("evenkeel_heartbeat_age_seconds", "Longest time since a run's last sign of life.", _seconds(beat, now)),
-        _single("evenkeel_scheduler_lag_seconds", "Delay of the most overdue firing.", max(0.0, _seconds(late, now))),
+        Gauge("evenkeel_jobs_failed_last_hour", "Jobs that failed within the last hour.", failed or 0),
+        Gauge("evenkeel_queue_wait_seconds", "Longest wait of a job that could start.", _seconds(oldest, now)),
+        Gauge("evenkeel_heartbeat_age_seconds", "Longest time since a run's last sign of life.", _seconds(beat, now)),
+        Gauge("evenkeel_scheduler_lag_seconds", "Delay of the most overdue firing.", max(0.0, _seconds(late, now))),
         *_runs([dict(row) for row in active], now),
         figures,
     ]
