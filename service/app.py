@@ -65,8 +65,7 @@ NUM_FILES = 65_536
 PENDING = 2048
 """Connections that may wait to be taken."""
 TAKEN_AT_ONCE = 64
-"""Connections that asyncio takes in a row. Where no more files can be opened, it fails as often in a row, each second.
-"""
+"""Connections that asyncio takes in a row; without free files, it fails as often in a row, each second."""
 
 
 def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
@@ -120,10 +119,7 @@ def create_app(settings: Settings, executor: Executor | None = None) -> FastAPI:
 
 
 def _telemetry() -> TelemetryConfig:
-    """Return the tracing settings: one span per request if tracing is on, but no span for health checks and scrapes.
-
-    Metrics are not part of tracing; Prometheus scrapes them.
-    """
+    """Return the tracing settings: one span per request if tracing is on, but no span for health checks and scrapes."""
     provider = tracing.provider()
     return {
         "tracing": provider is not None,
@@ -157,10 +153,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _background(app: FastAPI) -> AsyncIterator[None]:
-    """Run the background tasks of the role; ending them stops no training run.
-
-    These are the runner and the scheduler, and for ``vectors`` the task that keeps its keys up to date.
-    """
+    """Run the background tasks of the role; ending them stops no training run."""
     state = app.state
     tasks = []
     executor: Executor | None = state.executor

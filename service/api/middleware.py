@@ -49,9 +49,7 @@ STRANGER_BYTES = 2**16
 DOCUMENT_BYTES = 2**20
 """Most bytes in a request's body, unless the body is a list of ids or a report of a run."""
 DOCUMENT_VALUES = 5_000
-"""Most values in a body limited by DOCUMENT_BYTES, counted by commas and opening brackets. Checking a wrong value takes
-up to 20 us.
-"""
+"""Most values in a body limited by DOCUMENT_BYTES, by its commas and brackets; checking a wrong one takes 20 us."""
 LIST_PATHS = ("/vectors", "/erase", "/readmit")
 """Suffixes of the paths whose bodies are lists of ids; their routes limit the number of ids."""
 CHECKED_ALONE_BYTES = 2**13
@@ -234,10 +232,6 @@ def too_large(limit: int) -> Problem:
     return Problem(413, "content-too-large", f"A request body may have at most {limit} bytes here{advice}.")
 
 
-def too_many_values(limit: int) -> Problem:
-    return Problem(413, "content-too-large", f"A request body may have at most {limit} values here. Send fewer.")
-
-
 def counted(receive: Receive, limits: Limits, turn: asyncio.Lock) -> Receive:
     """Wrap ``receive`` to check a body's limits while it arrives: a chunked body does not announce its length.
 
@@ -259,7 +253,8 @@ def counted(receive: Receive, limits: Limits, turn: asyncio.Lock) -> Receive:
             if limits.num_values is not None:
                 num_values += sum(body.count(mark) for mark in (b",", b"[", b"{"))
                 if num_values > limits.num_values:
-                    _refuse(too_many_values(limits.num_values))
+                    detail = f"A request body may have at most {limits.num_values} values here. Send fewer."
+                    _refuse(Problem(413, "content-too-large", detail))
                 if num_bytes > CHECKED_ALONE_BYTES and not message.get("more_body", False):
                     others_wait = turn.locked()
                     async with turn:

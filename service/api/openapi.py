@@ -66,10 +66,7 @@ def add_links(document: dict[str, Any]) -> None:
 
 
 def _below(document: dict[str, Any], path: str) -> dict[str, str]:
-    """Map the ids of operations on an item of the list at ``path`` to the path parameter that identifies the item.
-
-    An operation with other path parameters is included only if the list's own path has these parameters too.
-    """
+    """Map the ids of operations on an item of the list at ``path`` to the path parameter that identifies the item."""
     parameters: dict[str, str] = {}
     for other, item in document["paths"].items():
         match = re.fullmatch(re.escape(path) + r"/{(\w+)}(/[\w/]+)?", other)

@@ -334,7 +334,7 @@ def clean(as_json: JsonFlag = False) -> None:
         raise CommandError(str(error), "check the folder that EVENKEEL_CACHE names", output.USAGE) from None
 
 
-top.register(app)
+app.command()(top.top)
 vectors.register(app)
 model.register(app)
 app.command()(generate)
@@ -475,12 +475,6 @@ def _print_estimate(estimate: Mapping[str, Any]) -> None:
         output.note(line)
 
 
-def _is_of_a_spec(error: Exception) -> bool:
-    from trainer.spec.problems import InvalidFieldsError  # at the start of a command it would take too long
-
-    return isinstance(error, InvalidFieldsError)
-
-
 def main() -> None:
     """Run a command; every error that a user can fix ends as one message and an exit code, never as a traceback."""
     try:
@@ -492,8 +486,10 @@ def main() -> None:
         output.error(error.message, error.remedy)
         sys.exit(FAILED)
     except (ValueError, TimeoutError) as error:
+        from trainer.spec.problems import InvalidFieldsError  # at the start of a command it would take too long
+
         output.error(str(error))
-        sys.exit(USAGE if _is_of_a_spec(error) else FAILED)
+        sys.exit(USAGE if isinstance(error, InvalidFieldsError) else FAILED)
     except BrokenPipeError:
         # The reader of the pipe has exited (`| head`): not an error, but nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

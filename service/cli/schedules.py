@@ -125,10 +125,7 @@ def backfill(
 
 
 def _fired(client: Client, name: str, date: str, as_json: bool) -> dict[str, Any]:
-    """Fire a schedule for a date, wait for its job, print the outcome, and return it.
-
-    The outcome has ``firing_date, job_id, state, status, version, error``.
-    """
+    """Fire a schedule for a date, wait for its job, print the outcome, and return it."""
     job_id = client.trigger(name, firing_date=date)["job_id"]
     try:
         with output.job_progress() as progress:

@@ -36,14 +36,7 @@ class Picture(NamedTuple):
     held: list[dict[str, Any]]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the console script."""
-    app.command()(top)
-
-
-def top(
-    seconds: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two updates.")] = 2.0,
-) -> None:
+def top(seconds: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two updates.")] = 2.0) -> None:
     """Show jobs and held versions on the full screen until Ctrl-C; without a terminal, print them once."""
     with Client() as client:
         if not sys.stdout.isatty():

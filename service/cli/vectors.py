@@ -33,18 +33,10 @@ canaries = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(collections)
-    app.command()(versions)
-    app.command()(promote)
-    app.command()(erase)
-    app.command()(readmit)
-    app.command()(fetch)
-    app.command()(neighbors)
-    app.command()(recommend)
-    app.command()(tower)
-    app.command()(export_vectors)
+    of_versions = (collections, versions, promote, erase, readmit)
+    for command in (*of_versions, fetch, neighbors, recommend, tower, export_vectors, advise):
+        app.command()(command)
     app.add_typer(canaries, name="canaries")
-    app.command()(advise)
 
 
 def collections(as_json: JsonFlag = False) -> None:
@@ -275,7 +267,6 @@ def _filter_of(filters: Sequence[str]) -> dict[str, list[str]]:
 def _columns_read(
     manifest: Mapping[str, Any], by: str, column: str | None, there: Sequence[str], file: Path
 ) -> list[str]:
-    """Return the columns of a file that recommendations need."""
     inputs = ((manifest.get("users") or {}).get("tower") or {}).get("inputs", {})
     if by == "features":
         found = [name for name in there if name in inputs]
@@ -352,7 +343,6 @@ def tower(
 
 
 def _raw_view(client: Client, collection: str) -> str:
-    """Return the name of a collection's identity view."""
     views = client.collection(collection)["views"]
     identities = (one["name"] for one in client.views() if one["kind"] == "identity" and "map" not in one)
     found = next((name for name in identities if name in views), None)

@@ -27,16 +27,7 @@ class AsyncClient:
     The class has the methods of :class:`service.client.Client`, under the same names, with the same arguments, results
     and errors: they are awaited, and methods that return an iterator (``items``, ``events``, ``read_logs``,
     ``follow_logs``) are iterated by ``async for``. Several calls may run at the same time. A cancelled call closes its
-    connection.
-
-    Args:
-        url: Address of the service; None: EVENKEEL_URL, else the default port of this machine.
-        api_key: API key of the service; None: EVENKEEL_API_KEY, else the key in ``$EVENKEEL_HOME/admin.key``, else no
-            key.
-        timeout_seconds: Longest wait for a response, or for the next part of one.
-
-    Raises:
-        ServiceError: The key has characters that are not allowed in keys, or ``url`` is not a valid address.
+    connection. The arguments are those of :class:`service.client.Client`.
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None, *, timeout_seconds: float = 60.0):

@@ -35,16 +35,11 @@ from sqlalchemy.util import await_only
 
 BUSY_TIMEOUT_SECONDS = 30
 NUM_CONNECTIONS = 15
-"""Most connections that a process keeps open to a database server; opening one costs as much as twenty statements.
-"""
+"""Most connections of a process to a database server; opening one costs as much as twenty statements."""
 PING_AFTER_SECONDS = 1.0
 """Idle time after which a connection is tested before use, because the server may have been replaced meanwhile."""
 MIGRATIONS = Path(__file__).parent / "migrations"
-DRIVERS = {
-    "sqlite": "sqlite+aiosqlite",
-    "postgres": "postgresql+asyncpg",
-    "postgresql": "postgresql+asyncpg",
-}
+DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgres": "postgresql+asyncpg", "postgresql": "postgresql+asyncpg"}
 """Map from the scheme of a database URL to the scheme with the driver."""
 _WRITE = "evenkeel_write"
 _AWAY_STATES = ("08", "53", "57P")
@@ -78,7 +73,6 @@ class Database:
             arguments = {"server_settings": {"search_path": str(parsed.query["search_path"])}}
             parsed = parsed.difference_update_query(["search_path"])
         self.url = parsed
-        self._inserts: dict[Any, Any] = {}
         pool: dict[str, Any] = {} if self.is_sqlite else {"pool_size": NUM_CONNECTIONS, "max_overflow": 0}
         # Errors are logged, so the values, which may be large or secret, are hidden.
         self.engine = create_async_engine(parsed, connect_args=arguments, hide_parameters=True, **pool)
@@ -141,13 +135,6 @@ class Database:
             async with connection.begin():
                 yield connection
 
-    def insert_new(self, table: sa.Table, *returning: sa.Column[Any]) -> Any:
-        """Return an ``INSERT`` that skips rows whose key already exists."""
-        if (table, returning) not in self._inserts:
-            insert = (sqlite if self.is_sqlite else postgresql).insert(table).on_conflict_do_nothing()
-            self._inserts[table, returning] = insert.returning(*returning) if returning else insert
-        return self._inserts[table, returning]
-
     async def exclusive(self, connection: AsyncConnection, name: str) -> None:
         """Take the lock ``name``, which no other process gets until this transaction ends.
 
@@ -172,6 +159,13 @@ def parsed_url(url: str) -> sa.URL:
     if parsed.drivername not in (*DRIVERS, *DRIVERS.values()):
         raise UrlError(f"EVENKEEL_DATABASE_URL has the unknown scheme {parsed.drivername}: {write}")
     return parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
+
+
+@functools.cache
+def insert_new(dialect: str, table: sa.Table, *returning: sa.Column[Any]) -> sa.Insert:
+    """Return an ``INSERT`` that skips rows whose key already exists; ``dialect``: the name of the connection's."""
+    insert = (sqlite if dialect == "sqlite" else postgresql).insert(table).on_conflict_do_nothing()
+    return insert.returning(*returning) if returning else insert
 
 
 async def insert_together(connection: AsyncConnection, rows: Sequence[tuple[sa.Table, Mapping[str, Any]]]) -> None:
@@ -200,20 +194,14 @@ def _inserts(rows: tuple[tuple[sa.Table, tuple[str, ...]], ...]) -> sa.Executabl
 
 
 def migrate(connection: sa.Connection, revision: str) -> None:
-    """Upgrade (or, to an older revision, downgrade) the schema within the connection's transaction.
+    """Upgrade the schema within the connection's transaction, to ``revision`` or ``head``.
 
     Raises:
         SchemaError: The database was written by a newer version.
     """
     config, current, revisions = _revisions(connection)
-    target = revisions[0] if revision == "head" else revision
-    if current == target:
-        return
-    age: dict[str | None, int] = {revision: number for number, revision in enumerate(revisions)}
-    if target == "base" or age.get(target, -1) > age.get(current, len(age)):
-        command.downgrade(config, target)
-    else:
-        command.upgrade(config, target)
+    if current != revisions[0]:
+        command.upgrade(config, revision)
 
 
 def _revisions(connection: sa.Connection) -> tuple[Config, str | None, list[str]]:

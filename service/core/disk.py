@@ -10,7 +10,6 @@ from service.core.settings import MIN_FREE_BYTES, Settings
 
 Level = Literal["ok", "low", "reserved", "full"]
 READ_ONLY = "is on a file system that is mounted read-only: mount it writable"
-LEVELS: tuple[Level, ...] = ("ok", "low", "reserved", "full")
 
 
 class Space(NamedTuple):

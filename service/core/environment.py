@@ -8,13 +8,9 @@ from trainer.spec.uri_schemes import OBJECT_PREFIXES
 
 
 class Variable(NamedTuple):
-    """A variable without its prefix ``EVENKEEL_``.
+    """A variable: its name without ``EVENKEEL_``, its purpose and form, and its default in words.
 
-    Attributes:
-        name: Name in capitals.
-        meaning: Purpose of the variable, and the form of its value.
-        default: Default in words; None for the default of the field of the same name in
-            :class:`service.core.settings.Settings`.
+    ``default`` None: the default of the field of the same name in :class:`service.core.settings.Settings`.
     """
 
     name: str
@@ -46,11 +42,7 @@ VARIABLES: dict[str, tuple[Variable, ...]] = {
             "PostgreSQL: `postgresql+asyncpg://USER:PASSWORD@HOST:PORT/DATABASE`",
             "SQLite in `EVENKEEL_HOME`",
         ),
-        Variable(
-            "STORE_URL",
-            "the feature store: a path or a URL ([store](../guides/store.md))",
-            "in `EVENKEEL_HOME`",
-        ),
+        Variable("STORE_URL", "the feature store: a path or a URL ([store](../guides/store.md))", "in `EVENKEEL_HOME`"),
         Variable("REQUESTS_PER_SECOND", "most requests per second of one key in each process; 0: no limit"),
         Variable("MAX_RUNS", "most runs at the same time"),
         Variable("HOST_CORES", "cores of this host that runs may use", "all"),

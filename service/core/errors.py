@@ -68,12 +68,7 @@ class Problem(Exception):
     """
 
     def __init__(
-        self,
-        status: int,
-        code: str,
-        detail: str,
-        errors: FieldErrors = (),
-        headers: Mapping[str, str] | None = None,
+        self, status: int, code: str, detail: str, errors: FieldErrors = (), headers: Mapping[str, str] | None = None
     ):
         super().__init__(detail)
         self.status = status
@@ -166,12 +161,6 @@ def also(status: int, description: str) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": description}}
 
 
-def _validation(error: RequestValidationError) -> Problem:
-    errors = error.errors()
-    problems = [problem for item in errors[:MAX_PROBLEMS] for problem in _in_request(item)]
-    return invalid(*problems, num_more=max(len(errors) - MAX_PROBLEMS, 0))
-
-
 def _in_request(item: dict[str, Any]) -> Iterator[FieldProblem]:
     """Convert one of pydantic's errors in a request to messages for users."""
     where = item["loc"]
@@ -212,7 +201,9 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        return _validation(error).response()
+        errors = error.errors()
+        problems = [problem for item in errors[:MAX_PROBLEMS] for problem in _in_request(item)]
+        return invalid(*problems, num_more=max(len(errors) - MAX_PROBLEMS, 0)).response()
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:

@@ -85,11 +85,6 @@ async def page(
     return Page(items=[view(as_row(kind, row)) for row in rows[: paging.limit]], next_cursor=following)
 
 
-def whole_row(row: Row) -> Row:
-    """Return the row unchanged; serves as ``view`` for a page whose items are the rows."""
-    return row
-
-
 def page_of(items: list[dict[str, Any]], paging: PageRequest, key: str, *, descending: bool = False) -> dict[str, Any]:
     """Return one page of a list that is entirely in memory, ordered by the field ``key``."""
     if paging.cursor is not None:

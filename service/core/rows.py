@@ -38,8 +38,6 @@ class KeyRow(TypedDict):
 
 
 class DatasetRow(TypedDict):
-    """A row of ``tables.dataset``."""
-
     tenant: str
     name: str
     spec: dict[str, Any]
@@ -47,8 +45,6 @@ class DatasetRow(TypedDict):
 
 
 class ScheduleRow(TypedDict):
-    """A row of ``tables.schedule``."""
-
     id: str
     tenant: str
     name: str
@@ -64,8 +60,6 @@ class ScheduleRow(TypedDict):
 
 
 class FiringRow(TypedDict):
-    """A row of ``tables.firing``."""
-
     schedule_id: str
     fire_at_utc: datetime.datetime
     kind: Literal["cron", "trigger"]
@@ -84,8 +78,6 @@ class FiredRow(FiringRow):
 
 
 class AuditRow(TypedDict):
-    """A row of ``tables.audit``."""
-
     id: str
     at: datetime.datetime
     tenant: str
@@ -98,8 +90,6 @@ class AuditRow(TypedDict):
 
 
 class WebhookRow(TypedDict):
-    """A row of ``tables.webhook``."""
-
     id: str
     tenant: str
     url: str

@@ -51,30 +51,19 @@ class Settings:
     """The configuration of one process; service.core.environment documents each variable.
 
     Attributes:
-        home: Directory of database, store, runs (unless a URL places them elsewhere) and ``admin.key``.
         data_roots: Directories that datasets may use: a file must lie in one of them after symbolic links are resolved.
-        object_roots: Prefixes in object storage that datasets may use, ``s3://BUCKET/PREFIX``.
-        topic_roots: Kafka brokers or topics that datasets may use, ``kafka://HOST:PORT,HOST:PORT``, optionally with
-            ``/TOPIC``.
         tenant_data_roots: Pairs (tenant, root) for tenants other than the default one; a tenant without a pair has no
             roots.
         private: Paths and URIs of the service's own files, which datasets may not use even below a root. Home, store
             and run storage are added. :meth:`for_tenant` keeps this field.
-        tenant: Tenant whose roots and store these are.
         allowed_hosts: Values of the Host header (without port) that are accepted; a page that attacks by DNS rebinding
             sends another value.
-        log_format: Format of log lines; None: text on a terminal, JSON elsewhere.
-        access_log: True if each request is logged; None: True for the format JSON, False for text.
-        host_cores: Cores of this host that runs may use; None for all. The settings for memory and GPUs work likewise.
-        tracking_uris: Servers that jobs may name in ``tracking``; this process's environment has their credentials.
-        sinks: File of the sinks that jobs may name (:mod:`embeddings.sinks.configured`); None: there are none.
         executor_options: Pairs (NAME, value) of the executor's own settings, from the variables
             ``EVENKEEL_<EXECUTOR>_<NAME>``.
         internal_url: Address at which runs of ``ray_jobs`` reach this service. Needed with ``run_storage``; without
             both, the runs share ``home`` with the service.
         run_storage: Shared place of all runs' files: a directory that the nodes of ``ray_jobs`` mount at this path,
             or a URI (:mod:`trainer.storage.storage_registry`) such as ``s3://BUCKET/PREFIX``; None: in ``home``.
-        driver_resources: Custom Ray resources that select the node of a run's driver; the head node if empty.
     """
 
     home: Path = Path(".evenkeel")
@@ -274,8 +263,7 @@ _ROOT_KINDS: dict[str, tuple[Callable[[str], bool], Callable[[str], Any]]] = {
     "object_roots": (is_object, str),
     "topic_roots": (is_topic, lambda root: root.rstrip("/")),
 }
-"""Settings that hold the roots of EVENKEEL_DATA_ROOTS by kind of root, each with a test for its roots and a conversion.
-"""
+"""Settings with the roots of EVENKEEL_DATA_ROOTS, by kind: a test for roots of the kind, and a conversion."""
 
 
 def _location(url: str) -> str:

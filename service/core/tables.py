@@ -82,7 +82,6 @@ def new_id(prefix: str) -> str:
 
 
 def _tenant(**options: Any) -> sa.Column[str]:
-    """Return the column that names the owner of the row."""
     return sa.Column("tenant", sa.String(63), nullable=False, server_default=DEFAULT_TENANT, **options)
 
 

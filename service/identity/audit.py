@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, IntegrityError
 
 from service.core import tables
-from service.core.database import Database
+from service.core.database import Database, insert_new
 from service.core.rows import AuditRow, as_row
 from service.identity.auth import AWAY
 from service.identity.keys import Principal
@@ -123,16 +123,9 @@ class Audit:
                 done.set_result(None) if error is None else done.set_exception(error)
 
     async def _insert(self, rows: list[AuditRow]) -> None:
-        """Insert rows; rows that exist already stay unchanged."""
         if rows:
             async with self._database.write() as connection:
-                await connection.execute(self._database.insert_new(tables.audit), rows)
-
-    async def _insert_or_say(self, row: AuditRow) -> None:
-        try:
-            await self._insert([row])
-        except (DataError, IntegrityError) as error:
-            log.error("audit: the database refuses an entry (%s): %s", error, _text(row))
+                await connection.execute(insert_new(connection.dialect.name, tables.audit), rows)
 
     def _keep(self, row: AuditRow) -> None:
         line = (_text(row) + "\n").encode()
@@ -160,7 +153,10 @@ class Audit:
                     await self._insert(waiting)
                 except (DataError, IntegrityError):
                     for row in waiting:
-                        await self._insert_or_say(row)
+                        try:
+                            await self._insert([row])
+                        except (DataError, IntegrityError) as error:
+                            log.error("audit: the database refuses an entry (%s): %s", error, _text(row))
                 os.ftruncate(descriptor, 0)
         except BlockingIOError:
             return  # another process is transferring them

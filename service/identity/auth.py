@@ -39,8 +39,7 @@ ANSWER_SECONDS = 10.0
 """Longest wait for the database when it must look up a credential that is not cached."""
 SAVED_AGAIN_SECONDS = 60.0
 WRONG_PER_SECOND, WRONG_AT_ONCE = 20.0, 400.0
-"""Rate and burst of wrong credentials from an address above which unknown keys are rejected without a database lookup.
-"""
+"""Rate and burst of an address's wrong credentials above which unknown keys are refused without a database lookup."""
 log = logging.getLogger("evenkeel")
 
 _bearer = HTTPBearer(auto_error=False, description="An API key: `Authorization: Bearer ek_...`.")

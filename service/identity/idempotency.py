@@ -20,7 +20,7 @@ from fastapi import Header
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import tables
-from service.core.database import Database
+from service.core.database import Database, insert_new
 from service.core.errors import Problem
 from service.identity.keys import digest
 
@@ -54,11 +54,7 @@ def _at(key_id: str, key: str) -> sa.ColumnElement[bool]:
 
 
 async def once(
-    database: Database,
-    key_id: str,
-    key: str | None,
-    body: str,
-    act: Callable[[Reservation | None], Awaitable[Result]],
+    database: Database, key_id: str, key: str | None, body: str, act: Callable[[Reservation | None], Awaitable[Result]]
 ) -> Result | Done:
     """Return the result of ``act``, or the result (:class:`Done`) of an earlier request with the key.
 
@@ -82,11 +78,11 @@ async def once(
 async def reserve(database: Database, key_id: str, key: str, body: str) -> Reservation | Done:
     """Reserve the key in a transaction of its own, or return the result of an earlier request with the key."""
     async with database.write() as connection:
-        return await take(database, connection, key_id, key, body)
+        return await take(connection, key_id, key, body)
 
 
 async def take(
-    database: Database, connection: AsyncConnection, key_id: str, key: str, body: str, job_id: str | None = None
+    connection: AsyncConnection, key_id: str, key: str, body: str, job_id: str | None = None
 ) -> Reservation | Done:
     """Claim the key until the transaction ends; a parallel request waits for that end.
 
@@ -102,9 +98,9 @@ async def take(
     fresh: dict[str, Any] = {"body_hash": digest(body), "token": secrets.token_hex(16), "created_at": now}
     row = {"key_id": key_id, "key": key, "job_id": job_id, **fresh}
     fresh |= {"job_id": job_id, "answer": sa.null()}
-    new = database.insert_new(table, table.c.token)
+    new = insert_new(connection.dialect.name, table, table.c.token)
     while (await connection.execute(new, row)).first() is None:
-        done = await _before(connection, key_id, key, str(fresh["body_hash"]), now)
+        done = await done_before(connection, key_id, key, body)
         if done is not None:
             return done
         overtaken = table.update().where(_at(key_id, key)).values(fresh)
@@ -115,17 +111,11 @@ async def take(
 
 async def done_before(connection: AsyncConnection, key_id: str, key: str, body: str) -> Done | None:
     """Return the result of an earlier request with the key, or None; raises the same errors as :func:`take`."""
-    return await _before(connection, key_id, key, digest(body), tables.now())
-
-
-async def _before(
-    connection: AsyncConnection, key_id: str, key: str, body_hash: str, now: datetime.datetime
-) -> Done | None:
-    table = tables.idempotency
+    table, now = tables.idempotency, tables.now()
     row = (await connection.execute(sa.select(table).where(_at(key_id, key)).with_for_update())).first()
     if row is None or row.created_at <= now - KEPT:
         return None
-    if row.body_hash != body_hash:
+    if row.body_hash != digest(body):
         detail = "This Idempotency-Key was used with another body. Use a new key for a new request."
         raise Problem(422, "idempotency-key-reused", detail)
     if row.job_id is not None or row.answer is not None:

@@ -55,9 +55,7 @@ class ResourceRequest(NamedTuple):
         return next((choice for choice in self.choices() if choice.workers == workers), self)
 
 
-def needs_of(
-    spec: JobSpec, memory: RankMemory, counted: bool, fewer: Mapping[int, RankMemory] | None = None
-) -> ResourceRequest:
+def needs_of(spec: JobSpec, memory: RankMemory, counted: bool, fewer: Mapping[int, RankMemory]) -> ResourceRequest:
     """Return a run's needs; ``memory`` is per rank, ``fewer`` maps smaller numbers of workers to memory per rank."""
     resources = spec.resources
     workers = resources.num_workers
@@ -67,14 +65,13 @@ def needs_of(
         workers * memory.total + RUN_BYTES,
         workers * resources.gpus_per_worker,
         counted,
-        tuple((count, count * rank.total + RUN_BYTES) for count, rank in (fewer or {}).items()),
+        tuple((count, count * rank.total + RUN_BYTES) for count, rank in fewer.items()),
     )
 
 
 def host(settings: Settings) -> FreeResources:
     """Return the resources of this machine that runs may use: all resources, or the amounts in the settings."""
-    cores = settings.host_cores
-    gpus = settings.host_gpus
+    cores, gpus = settings.host_cores, settings.host_gpus
     return FreeResources(
         float(len(os.sched_getaffinity(0))) if cores is None else cores,
         machine_memory_bytes() if settings.host_memory_bytes is None else settings.host_memory_bytes,
@@ -152,10 +149,9 @@ def cluster_obstacle(
     return f"{needs.workers} workers of {needed} are needed, the cluster has room for {capacity}: free are {free}"
 
 
-Refuse = Callable[[ResourceRequest], str | None]
-
-
-def choose(needs: ResourceRequest, refuse: Refuse) -> tuple[ResourceRequest | None, str | None]:
+def choose(
+    needs: ResourceRequest, refuse: Callable[[ResourceRequest], str | None]
+) -> tuple[ResourceRequest | None, str | None]:
     """Return (the run's largest request for which there is room, or None; the reason why a larger request fails)."""
     why = None
     for choice in needs.choices():

@@ -18,13 +18,12 @@ from trainer.spec.stored_specs import StoredJob
 log = logging.getLogger("evenkeel.runner")
 
 STALLED_STEPS = 20
-"""Multiple of the last step's duration, but at least ``silence_seconds``, after which a run without a step is given up.
-"""
+"""A run without a step is given up after this multiple of its last step's duration, or ``silence_seconds`` if more."""
 
 
 class Follower:
     def __init__(self, context: RunnerContext):
-        self._context = context
+        self._context, self._settings = context, context.settings
         self._watch = Liveness(context.settings.silence_seconds)
         self._steps = Liveness(context.settings.silence_seconds)
         self._unanswered: dict[str, tuple[datetime.datetime, float]] = {}
@@ -50,7 +49,7 @@ class Follower:
         if row["state"] in ACTIVE and row["launched_at"] is not None:
             await self.follow(row, alive=True)
         since, asked = self._unanswered.setdefault(row["id"], (tables.now(), time.monotonic()))
-        if time.monotonic() - asked < self._context.settings.unanswered_seconds:
+        if time.monotonic() - asked < self._settings.unanswered_seconds:
             return
         reason = f"its executor has not answered since {since:%Y-%m-%d %H:%M} UTC, and is asked again: {error}"
         async with self._context.database.write() as connection:
@@ -79,27 +78,25 @@ class Follower:
         is_training = run_events.is_training(row)
         # Outside of training the step counts as -1, so that a full interval begins when training does.
         stepped = self._steps.look(row["id"], attempt, progress["step"] if is_training else -1, age)
-        step_limit = max(self._context.settings.silence_seconds, STALLED_STEPS * progress.get("step_seconds", 0.0))
+        step_limit = max(self._settings.silence_seconds, STALLED_STEPS * progress.get("step_seconds", 0.0))
         limit = StoredJob(row["spec"]).resources.timeout_seconds
-        if limit is not None and looked.running_seconds > limit + self._context.settings.cancel_grace_seconds:
+        if limit is not None and looked.running_seconds > limit + self._settings.cancel_grace_seconds:
             await self._give_up(row, said, run_events.timed_out(limit), retryable=False)
-        elif looked.silent_seconds > self._context.settings.silence_seconds:
+        elif looked.silent_seconds > self._settings.silence_seconds:
             await self._give_up(row, said, run_events.silent(looked.silent_seconds), retryable=True)
         elif is_training and stepped.silent_seconds > step_limit:
             await self._give_up(row, said, run_events.stalled(progress, stepped.silent_seconds), retryable=True)
-        elif looked.silent_seconds > self._context.settings.silence_seconds / 2:
+        elif looked.silent_seconds > self._settings.silence_seconds / 2:
             await self._warn_of_silence(row, looked)
 
     async def apply(self, row: JobRow, alive: bool) -> None:
         directory = self._context.run_dir(row["id"])
         async with self._context.database.write() as connection:
             current = await job_records.locked(connection, row["id"])
-            more = await run_events.apply(
-                connection, current, directory, alive, self._context.settings.retry_backoff_seconds
-            )
+            backoff = self._settings.retry_backoff_seconds
+            more = await run_events.apply(connection, current, directory, alive, backoff)
             if not alive and not more and current["state"] in ACTIVE:
                 exit_code = self._context.executor.exit_code(directory)
-                backoff = self._context.settings.retry_backoff_seconds
                 await run_events.died(connection, current, directory, backoff, exit_code)
 
     async def _give_up(self, row: JobRow, said: int, error: dict[str, str], retryable: bool) -> None:
@@ -115,7 +112,7 @@ class Follower:
                 return
             log.warning("job %s, attempt %d: %s", row["id"], row["attempt"], error["message"])
             await job_records.change(connection, current, lease=None)
-            await run_events.fail(connection, current, error, retryable, self._context.settings.retry_backoff_seconds)
+            await run_events.fail(connection, current, error, retryable, self._settings.retry_backoff_seconds)
 
     async def _warn_of_silence(self, row: JobRow, looked: Looked) -> None:
         if row["reason"] is not None:
@@ -123,6 +120,6 @@ class Follower:
         async with self._context.database.write() as connection:
             current = await job_records.locked(connection, row["id"])
             if current["state"] in ACTIVE and current["attempt"] == row["attempt"] and current["reason"] is None:
-                limit = self._context.settings.silence_seconds
+                limit = self._settings.silence_seconds
                 reason = f"no sign of life for {looked.silent_seconds:.0f} s: it is given up after {limit:g} s"
                 await job_records.change(connection, current, reason=reason)

@@ -165,11 +165,7 @@ class JobQueue:
                 await run_events.fail(connection, current, error, False, self._context.settings.retry_backoff_seconds)
 
     async def _take(
-        self,
-        connection: AsyncConnection,
-        row: JobRow,
-        workers: int | None = None,
-        because: str | None = None,
+        self, connection: AsyncConnection, row: JobRow, workers: int | None = None, because: str | None = None
     ) -> None:
         """Claim a job for a new attempt.
 

@@ -163,13 +163,16 @@ async def create(
     return row
 
 
-async def get(connection: AsyncConnection, job_id: str) -> JobRow:
-    """Return the job's row without locking it.
+async def get(connection: AsyncConnection, job_id: str, tenant: str | None = None) -> JobRow:
+    """Return the job's row without locking it; ``tenant`` None allows any tenant.
 
     Raises:
         Problem: 404 if there is no such job.
     """
-    return await _one(connection, _BY_ID, job_id)
+    row = await _one(connection, _BY_ID, job_id)
+    if tenant not in (None, row["tenant"]):
+        raise not_found("job", job_id)
+    return row
 
 
 async def locked(connection: AsyncConnection, job_id: str) -> JobRow:

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 SLEPT_SECONDS = 1.0
-"""Lead of the boot-time clock over the monotonic clock since the last round that shows that the machine slept.
-"""
+"""Lead that the boot-time clock gained on the monotonic clock in a round if the machine slept."""
 
 
 class Looked(NamedTuple):

@@ -24,6 +24,7 @@ LINGER_SECONDS = 20.0
 class Reaper:
     def __init__(self, context: RunnerContext, follower: Follower):
         self._context = context
+        self._backoff = context.settings.retry_backoff_seconds
         self._follower = follower
         self._ending = BackgroundTasks("could not be ended")
         self._lingering: dict[str, float] = {}
@@ -43,20 +44,15 @@ class Reaper:
         # If someone removed the directory, its processes may still run: the executor finds them by its name.
         if directory.exists() or row["launched_at"] is not None:
             try:
-                await in_daemon_thread(
-                    lambda: self._context.executor.terminate(
-                        directory, grace_seconds=self._context.settings.cancel_grace_seconds
-                    )
-                )
+                grace = self._context.settings.cancel_grace_seconds
+                await in_daemon_thread(lambda: self._context.executor.terminate(directory, grace_seconds=grace))
             except ExecutorUnavailable as error:
                 await self._follower.wait_for_answer(row, error)
                 return
             self._follower.answered(row["id"])
         async with self._context.database.write() as connection:
             current = await job_records.locked(connection, row["id"])
-            while await run_events.apply(
-                connection, current, directory, False, self._context.settings.retry_backoff_seconds
-            ):
+            while await run_events.apply(connection, current, directory, False, self._backoff):
                 pass
             if current["state"] == "cancelling":
                 await job_records.move(connection, current, "cancelled")
@@ -76,9 +72,7 @@ class Reaper:
             current = await job_records.locked(connection, row["id"])
             # Ranks outlive a killed driver for a moment: their last metrics belong to this attempt, and the next one
             # continues from the checkpoint that they wrote.
-            while await run_events.apply(
-                connection, current, directory, False, self._context.settings.retry_backoff_seconds
-            ):
+            while await run_events.apply(connection, current, directory, False, self._backoff):
                 pass
             if current["state"] not in ACTIVE:
                 await job_records.change(connection, current, released=True)

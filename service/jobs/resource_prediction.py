@@ -47,8 +47,10 @@ def at_once(settings: Settings, spec: JobSpec, dataset: DatasetSpec) -> Resource
     if _num_bytes(dataset.uri) > AT_ONCE_BYTES:
         return None
     placement = placement_of(settings)
+    same = (spec.model_dump_json(exclude={"name", "labels"}), dataset.model_dump_json())
     try:
-        estimated = _estimated(spec, dataset, placement.gpu_bytes(spec))
+        gpu_bytes = placement.gpu_bytes(spec)
+        estimated = _counted.get(same, files_of(dataset), lambda: estimate(spec, dataset, gpu_bytes))
     except DataError:
         return None
     needs = needs_of(spec, estimated.memory, estimated.exact, estimated.fewer)
@@ -69,11 +71,6 @@ def files_of(spec: DatasetSpec) -> list[Path]:
         return [file for path in named for file in data_files(path)]
     except (ValueError, OSError):
         return []
-
-
-def _estimated(spec: JobSpec, dataset: DatasetSpec, gpu_bytes: int | None) -> Estimate:
-    same = (spec.model_dump_json(exclude={"name", "labels"}), dataset.model_dump_json())
-    return _counted.get(same, files_of(dataset), lambda: estimate(spec, dataset, gpu_bytes))
 
 
 def of_row(settings: Settings, row: JobRow) -> ResourceRequest:

@@ -7,7 +7,6 @@ row's, or if its lease was revoked because it was given up.
 from __future__ import annotations
 
 import datetime
-import json
 import logging
 import os
 import shutil
@@ -22,6 +21,7 @@ from service.core import tables
 from service.core.settings import MIN_FREE_BYTES
 from service.core.text_validation import storable
 from service.jobs import job_records
+from service.jobs.executors.base import read_record
 from service.jobs.job_row import JobRow
 from service.jobs.states import ACTIVE, backoff_seconds
 from trainer.runs.events import EVENTS_FILE, TERMINAL_STATES, Event, read_events
@@ -300,11 +300,8 @@ def size(run_dir: Path) -> int:
 
 def read_exit(run_dir: Path, attempt: int) -> dict[str, Any] | None:
     """Return ``exit.json`` of this attempt if it exists."""
-    try:
-        document = json.loads((run_dir / EXIT_FILE).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) and document.get("attempt") == attempt else None
+    document = read_record(run_dir / EXIT_FILE)
+    return document if document.get("attempt") == attempt else None
 
 
 def _error(fields: dict[str, Any]) -> dict[str, str]:

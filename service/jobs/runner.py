@@ -10,26 +10,32 @@ progressed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+import logging
+from typing import Any
 
 import sqlalchemy as sa
 
 from embeddings.store import Store
 from service.core import logs, tables
 from service.core.database import Database
+from service.core.errors import Problem
 from service.core.rows import all_rows
 from service.core.settings import Settings
 from service.core.task_health import TaskHealth
-from service.jobs import job_records
+from service.jobs import job_records, run_events, submission
 from service.jobs.executors.base import Executor, ExecutorUnavailable
 from service.jobs.follower import Follower
 from service.jobs.job_queue import JobQueue
 from service.jobs.job_row import JobRow
-from service.jobs.launcher import Launcher
 from service.jobs.reaper import Reaper
 from service.jobs.runner_context import HomeLock, RunnerContext, home_id
 from service.jobs.states import ACTIVE
 from service.jobs.stored_runs import remove_run
+from trainer.data.errors import DataAwayError
+from trainer.runs.directory import RUN_FILE
+
+log = logging.getLogger("evenkeel.runner")
 
 STANDBY = "standby: another process runs the jobs of this EVENKEEL_HOME"
 
@@ -41,7 +47,6 @@ class Runner:
         self._context = RunnerContext(database, settings, store, executor)
         self._lock = HomeLock(settings.home)
         self._queue = JobQueue(self._context)
-        self._launcher = Launcher(self._context)
         self._follower = Follower(self._context)
         self._reaper = Reaper(self._context, self._follower)
 
@@ -50,7 +55,7 @@ class Runner:
         """The id of EVENKEEL_HOME if this runner holds its lock, else an empty text."""
         return self._context.home_id
 
-    async def run(self, health: TaskHealth, on_error: Callable[[], None] = lambda: None) -> None:
+    async def run(self, health: TaskHealth) -> None:
         """Repeat rounds until cancelled.
 
         A failed round (database down, disk full) is tried again and reported to ``health``.
@@ -66,7 +71,6 @@ class Runner:
                     else:
                         health.good(STANDBY)
                 except Exception as error:
-                    on_error()
                     health.failed(error)
                     await asyncio.sleep(1)
                 await asyncio.sleep(self._context.settings.follow_seconds)
@@ -125,7 +129,6 @@ class Runner:
             logs.job_id.reset(named)
 
     async def _look_after(self, row: JobRow) -> None:
-        """Do the next step for one job, chosen by the state in its row."""
         state = row["state"]
         if self._reaper.is_ending(row["id"]):
             await self._follower.apply(row, alive=True)
@@ -134,7 +137,42 @@ class Runner:
         elif state == "cancelling":
             self._reaper.end(row)
         elif row["launched_at"] is None:
-            await self._launcher.launch(row)
+            await self._launch(row)
         else:
             alive = await asyncio.to_thread(self._context.executor.is_alive, self._context.run_dir(row["id"]))
             await self._follower.follow(row, alive)
+
+    async def _launch(self, row: JobRow) -> None:
+        """Start the attempt of a claimed job.
+
+        If this is interrupted between launch and commit, the next round finds the attempt, alive or ended, and
+        continues with it.
+        """
+        directory, settings = self._context.run_dir(row["id"]), self._context.settings
+        error, retryable = None, False
+        values: dict[str, Any] = {"launched_at": tables.now(), "heartbeat_at": tables.now()}
+        try:
+            ended = run_events.read_exit(directory, row["attempt"]) is not None
+            alive = directory.exists() and await asyncio.to_thread(self._context.executor.is_alive, directory)
+            if not (alive or ended):
+                if directory.exists():
+                    await asyncio.to_thread(self._context.executor.terminate, directory, grace_seconds=0)
+                await asyncio.to_thread(submission.prepare_run, settings, self._context.store, row)
+                await asyncio.to_thread(self._context.executor.launch, directory)
+            values["parent_version"] = json.loads((directory / RUN_FILE).read_text("utf-8"))["parent_version"]
+        except Problem as problem:
+            error = {"code": problem.code, "message": problem.detail, "remedy": problem.remedy}
+            retryable = isinstance(problem.__cause__, DataAwayError)
+        except (OSError, RuntimeError, ValueError) as failure:
+            log.exception("job %s could not be launched", row["id"])
+            # Python's error names no file if a write fails on a full disk.
+            of_no_file = isinstance(failure, OSError) and failure.filename is None
+            message = f"{directory}: {failure}" if of_no_file else str(failure)
+            remedy = "see the service's log; 'evenkeel doctor' checks disk and memory"
+            error, retryable = {"code": "launch-failed", "message": message, "remedy": remedy}, True
+        async with self._context.database.write() as connection:
+            current = await job_records.locked(connection, row["id"])
+            if error is None:
+                await job_records.change(connection, current, **values)
+            else:
+                await run_events.fail(connection, current, error, retryable, settings.retry_backoff_seconds)

@@ -75,9 +75,7 @@ class HomeLock:
         return self._descriptor is not None
 
     def acquire(self) -> bool:
-        """Take the lock if it is free, and return True if this process holds it."""
-        if self._descriptor is not None:
-            return True
+        """Take the lock, which this object does not hold yet, if it is free; return True if it was."""
         descriptor = os.open(self._home / "runner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from pathlib import Path
 
+from service.jobs.executors.base import read_record
 from trainer.runs.directory import RUN_FILE
 from trainer.storage.base import StorageError
 from trainer.storage.storage_registry import open_storage
@@ -16,10 +16,7 @@ log = logging.getLogger("evenkeel.jobs")
 
 def storage_of(run_dir: Path) -> str | None:
     """Return the URI of the run's files in a run storage; None if all of them are in a directory."""
-    try:
-        storage = json.loads((run_dir / RUN_FILE).read_text("utf-8")).get("storage")
-    except (OSError, ValueError, AttributeError):
-        return None
+    storage = read_record(run_dir / RUN_FILE).get("storage")
     return storage if isinstance(storage, str) else None
 
 
@@ -50,10 +47,7 @@ def remove_run(directory: Path) -> None:
     try:
         remove_stored(directory)
     except StorageError as error:
-        log.warning(
-            "%s is kept until the next start, because its files in the run storage could not be removed: %s",
-            directory,
-            error,
-        )
+        kept = "%s is kept until the next start, because its files in the run storage could not be removed: %s"
+        log.warning(kept, directory, error)
         return
     shutil.rmtree(directory, ignore_errors=True)

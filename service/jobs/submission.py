@@ -82,9 +82,7 @@ async def submit(
     job_id = tables.new_id("job")
     async with database.write() as connection:
         if idempotency_key is not None:
-            reserved = await idempotency.take(
-                database, connection, principal.key_id, idempotency_key, request_text, job_id
-            )
+            reserved = await idempotency.take(connection, principal.key_id, idempotency_key, request_text, job_id)
             if isinstance(reserved, idempotency.Done):
                 return await _shown(connection, reserved)
         await job_records.refuse_too_many(database, connection, settings, principal.tenant)
@@ -105,23 +103,6 @@ async def submit(
 async def _shown(connection: AsyncConnection, done: idempotency.Done) -> dict[str, Any]:
     assert done.job_id is not None
     return await job_records.view(connection, await job_records.get(connection, done.job_id))
-
-
-async def validate(database: Database, settings: Settings, spec: JobSpec, tenant: str) -> tuple[JobSpec, DatasetSpec]:
-    """Return the resolved job, and its dataset with absolute paths, if the job fits it and its files exist.
-
-    Raises:
-        Problem: 422 that names the invalid fields.
-    """
-    job_records.refuse_firing_date(spec)
-    _refuse_strange_trackers(settings, spec)
-    _refuse_unknown_sinks(settings, spec, tenant)
-    async with database.read() as connection:
-        spec, dataset = await job_records.check(connection, spec, tenant)
-    of_tenant = settings.for_tenant(tenant)
-    dataset = await registry.in_check_thread(dataset, functools.partial(registry.check_files, of_tenant, dataset))
-    await asyncio.to_thread(_check_parent, of_tenant, spec, dataset)
-    return spec, dataset
 
 
 def _checked(settings: Settings, spec: JobSpec, dataset: DatasetSpec, tenant: str) -> ResourceRequest | None:
@@ -193,7 +174,14 @@ async def estimate(database: Database, settings: Settings, spec: JobSpec, tenant
         Problem: 422 as for a submission, also for a job that needs more memory than its spec states or this machine
             has.
     """
-    spec, dataset = await validate(database, settings, spec, tenant)
+    job_records.refuse_firing_date(spec)
+    _refuse_strange_trackers(settings, spec)
+    _refuse_unknown_sinks(settings, spec, tenant)
+    async with database.read() as connection:
+        spec, dataset = await job_records.check(connection, spec, tenant)
+    of_tenant = settings.for_tenant(tenant)
+    dataset = await registry.in_check_thread(dataset, functools.partial(registry.check_files, of_tenant, dataset))
+    await asyncio.to_thread(_check_parent, of_tenant, spec, dataset)
     placement = placement_of(settings)
     try:
         gpu_bytes = await thread_pools.in_thread(placement.gpu_bytes, spec)
@@ -374,8 +362,3 @@ def _report(settings: Settings, row: JobRow) -> rundir.Report | None:
     token = run_tokens.issue(settings.home, row["id"], row["attempt"], row["lease"])
     url = f"{settings.internal_url}/internal/runs/{row['id']}"
     return rundir.Report(url, token, run_events.size(settings.run_dir(row["id"])))
-
-
-def problem_error(problem: Problem) -> dict[str, str]:
-    """Convert a refusal at the start of a run to the ``error`` field of its job."""
-    return {"code": problem.code, "message": problem.detail, "remedy": problem.remedy}

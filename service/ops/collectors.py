@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily as Gauge
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from embeddings.refresh.held_versions import held_in_a_row
@@ -60,12 +60,8 @@ _PROGRESS = {
 log = logging.getLogger("evenkeel")
 
 
-def _gauge(name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=labels)
-
-
-def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)
+def _gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+    return Gauge(name, text, labels=labels)
 
 
 async def of_service(settings: Settings, database: Database, store: Store, store_health: StoreHealth) -> list[Metric]:
@@ -117,10 +113,10 @@ async def of_database(database: Database) -> list[Metric]:
         jobs.add_metric([state], counts.get(state, 0))
     return [
         jobs,
-        _single("evenkeel_jobs_failed_last_hour", "Jobs that failed within the last hour.", failed or 0),
-        _single("evenkeel_queue_wait_seconds", "Longest wait of a job that could start.", _seconds(oldest, now)),
-        _single("evenkeel_heartbeat_age_seconds", "Longest time since a run's last sign of life.", _seconds(beat, now)),
-        _single("evenkeel_scheduler_lag_seconds", "Delay of the most overdue firing.", max(0.0, _seconds(late, now))),
+        Gauge("evenkeel_jobs_failed_last_hour", "Jobs that failed within the last hour.", failed or 0),
+        Gauge("evenkeel_queue_wait_seconds", "Longest wait of a job that could start.", _seconds(oldest, now)),
+        Gauge("evenkeel_heartbeat_age_seconds", "Longest time since a run's last sign of life.", _seconds(beat, now)),
+        Gauge("evenkeel_scheduler_lag_seconds", "Delay of the most overdue firing.", max(0.0, _seconds(late, now))),
         *_runs([dict(row) for row in active], now),
         figures,
     ]
@@ -217,7 +213,11 @@ def of_store(store: Store, known_tenants: Iterable[str] = (DEFAULT_TENANT,)) -> 
         since.add_metric([name], _seconds(begun, now))
         most.add_metric([name], manifests[-1].get("max_held", MAX_HELD) if manifests else MAX_HELD)
         if manifests:
-            _verdict(gate, failed, name, manifests[-1])
+            checks = manifests[-1]["gate"]
+            failed.add_metric([name], sum(check.get("verdict") == "fail" for check in checks))
+            for check in checks:
+                if isinstance(check.get("value"), int | float):
+                    gate.add_metric([name, str(check["metric"])], check["value"])
     return [age, rows, versions, held, since, most, gate, failed, unreadable, lag, _damaged(store.damaged())]
 
 
@@ -226,14 +226,6 @@ def _collections(store: Store, known_tenants: Iterable[str]) -> Iterator[tuple[s
         tenant_store = store_of(store, tenant)
         for name in itertools.filterfalse(is_scratch, tenant_store.collections()):
             yield qualified(tenant, name), tenant_store.collection(name)
-
-
-def _verdict(gate: GaugeMetricFamily, failed: GaugeMetricFamily, name: str, manifest: dict[str, Any]) -> None:
-    checks = manifest["gate"]
-    failed.add_metric([name], sum(check.get("verdict") == "fail" for check in checks))
-    for check in checks:
-        if isinstance(check.get("value"), int | float):
-            gate.add_metric([name, str(check["metric"])], check["value"])
 
 
 def _damaged(damaged: Mapping[str, Mapping[str, str]]) -> Metric:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import json
 import logging
 import shutil
 from collections.abc import AsyncIterator, Iterable
@@ -29,6 +28,7 @@ from service.core.task_health import TaskHealth, repeat
 from service.core.tenants import store_of
 from service.identity import idempotency
 from service.jobs import job_records, stored_runs
+from service.jobs.executors.base import read_record
 from service.jobs.runner_context import read_home_id
 from service.jobs.states import TERMINAL
 from trainer.runs.directory import BEST, CHECKPOINTS, DATA_PARTS, RUN_FILE, TASK_RESULTS
@@ -260,10 +260,7 @@ def _behind_versions(store: Store, owners: Iterable[str]) -> set[str]:
 
 def _begun_from(run_dir: Path) -> str | None:
     """Return the job from whose checkpoint an unended run started, according to ``run.json``; else None."""
-    try:
-        checkpoint = json.loads((run_dir / RUN_FILE).read_text("utf-8")).get("init_checkpoint")
-    except (OSError, ValueError):
-        return None
+    checkpoint = read_record(run_dir / RUN_FILE).get("init_checkpoint")
     return Path(checkpoint).parent.name if checkpoint else None
 
 

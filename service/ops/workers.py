@@ -68,7 +68,8 @@ def run(num_workers: int, work: Callable[[], int]) -> int:
             if quick_deaths > MAX_QUICK_DEATHS:
                 log.error("workers end as soon as they start: the log lines above have the reason")
                 stop(signal.SIGTERM, None)
-                _wait_for(started)
+                for worker in started:
+                    os.waitpid(worker, 0)
                 return 1
     finally:
         for number, handler in before.items():
@@ -92,8 +93,3 @@ def _work(work: Callable[[], int], parent: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _wait_for(pids: dict[int, float]) -> None:
-    for pid in pids:
-        os.waitpid(pid, 0)

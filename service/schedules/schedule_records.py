@@ -14,11 +14,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import json_schema, tables
-from service.core.database import Database
+from service.core.database import Database, insert_new
 from service.core.errors import Problem, invalid, not_found
 from service.core.rows import Catchup, FiredRow, FiringRow, Outcome, Overlap, ScheduleRow, as_row, first_row
 from service.jobs import job_records
@@ -155,12 +154,7 @@ async def _miss_due(connection: AsyncConnection, row: ScheduleRow, now: datetime
         due = cron.plan(row["cron"], row["timezone"], row["next_fire_at"], now, "none", 0).due
     except ValueError:  # an unknown time zone, which the change may correct
         return
-    missed = []
-    for at, _ in due:
-        date = cron.firing_date(at, row["timezone"])
-        reason = "the schedule was changed before it was fired"
-        missed.append(await fire(connection, row, at, "cron", date, reason))
-    await tell_missed(connection, row, [firing for firing in missed if firing is not None])
+    await fire_planned(connection, row, [cron.Due(at, "the schedule was changed before it was fired") for at, _ in due])
 
 
 async def delete(connection: AsyncConnection, tenant: str, name: str) -> None:
@@ -274,7 +268,7 @@ async def fire(
 ) -> FiringRow | None:
     """Record the firing of a locked schedule at one time and start its job unless it was ``missed``.
 
-    The caller must notify webhooks of missed firings by :func:`tell_missed`.
+    Webhooks are not told of a missed firing here.
 
     Returns:
         The firing, or None if the schedule has already fired at that time.
@@ -289,7 +283,7 @@ async def fire(
         "reason": missed,
         "created_at": tables.now(),
     }
-    inserted = await connection.execute(_insert_once(connection, firing))
+    inserted = await connection.execute(insert_new(connection.dialect.name, tables.firing), firing)
     if inserted.rowcount != 1:
         return None
     if missed is None:
@@ -303,21 +297,22 @@ async def fire(
     return firing
 
 
-async def tell_missed(connection: AsyncConnection, row: ScheduleRow, firings: Sequence[FiringRow]) -> None:
-    """Send one webhook event for all firings that a schedule missed in one outage.
+async def fire_planned(connection: AsyncConnection, row: ScheduleRow, due: Sequence[cron.Due]) -> list[FiringRow]:
+    """Record the firings of a locked schedule that are due, start their jobs, and return them.
 
-    The event has the last missed firing, their number, and the time of the first; a message for each would be too many.
+    One webhook event reports all that were missed, since a message for each would be too many: the last, their number,
+    and the time of the first.
     """
-    if firings:
-        last = firing_view(firings[-1], row["name"])
-        payload = {**last, "num_missed": len(firings), "first_fire_at": firings[0]["fire_at_utc"]}
+    fired = []
+    for at, missed in due:
+        firing = await fire(connection, row, at, "cron", cron.firing_date(at, row["timezone"]), missed)
+        if firing is not None:
+            fired.append(firing)
+    if missed_ones := [firing for firing in fired if firing["outcome"] == "missed"]:
+        last, first = firing_view(missed_ones[-1], row["name"]), missed_ones[0]["fire_at_utc"]
+        payload = {**last, "num_missed": len(missed_ones), "first_fire_at": first}
         await webhook_records.tell(connection, row["tenant"], "schedule.missed", payload)
-
-
-def _insert_once(connection: AsyncConnection, firing: FiringRow) -> sa.Insert:
-    if connection.dialect.name == "sqlite":
-        return sqlite.insert(tables.firing).values(firing).on_conflict_do_nothing()
-    return postgresql.insert(tables.firing).values(firing).on_conflict_do_nothing()
+    return fired
 
 
 class _Started(NamedTuple):

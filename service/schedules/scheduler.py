@@ -98,15 +98,7 @@ async def _fire_one(database: Database, schedule_id: str, now: datetime.datetime
         plan = cron.plan(
             row["cron"], row["timezone"], row["next_fire_at"], now, row["catchup"], row["misfire_grace_seconds"]
         )
-        fired = []
-        for at, missed in plan.due:
-            date = cron.firing_date(at, row["timezone"])
-            firing = await schedule_records.fire(connection, row, at, "cron", date, missed)
-            if firing is not None:
-                fired.append(firing)
-        await schedule_records.tell_missed(
-            connection, row, [firing for firing in fired if firing["outcome"] == "missed"]
-        )
+        fired = await schedule_records.fire_planned(connection, row, plan.due)
         changed = table.update().where(table.c.id == schedule_id).values(next_fire_at=plan.next_fire_at)
         await connection.execute(changed)
     return sum(firing["outcome"] == "started" for firing in fired)

@@ -51,9 +51,9 @@ def _templates() -> jinja2.Environment:
 
 def instant(at: datetime.datetime | str) -> str:
     """Format a time as RFC 3339, for ``<time datetime>``."""
-    return (
-        at if isinstance(at, str) else at.astimezone(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    )
+    if isinstance(at, str):
+        return at
+    return at.astimezone(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def utc(at: datetime.datetime | str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from service.web import rendering
@@ -13,6 +14,7 @@ from service.web.content.job_rows import curve, measured
 from trainer.spec.evaluation import figures_named, has_chart, is_table, title_of
 from trainer.spec.stored_specs import StoredJob, best_epoch
 
+HELD_OUT = ("validation", "test")
 OVERFIT = 0.002
 """Decrease of validation AUC (or increase of RMSE) from the best to the last epoch that is reported as overfitting."""
 
@@ -54,15 +56,9 @@ def report(job: dict[str, Any]) -> dict[str, Any]:
     return {**fields, **conclusions, "metrics": job["metrics"], "spec": job["spec"]}
 
 
-def _figures(job: dict[str, Any], metric: str) -> list[str]:
-    """Return the names of a metric's figures: a single name, or with several labels a name for each label."""
-    return figures_named(metric, (name for metric_row in job["metrics"] for name in metric_row))
-
-
-def _chart(job: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """Return the chart of one metric over epochs with its curves; None if there is no value."""
-    word = title_of(name)
-    curves = [Series(split, curve(job["metrics"], split, name)) for split in ("validation", "test")]
+def epoch_chart(job: dict[str, Any], word: str, figures: Iterable[tuple[str, str]]) -> dict[str, Any] | None:
+    """Return a chart named ``word`` of figures (split, metric) over epochs, with its curves; None without a value."""
+    curves = [Series(split, curve(job["metrics"], split, name)) for split, name in figures]
     curves = [series for series in curves if series.points]
     if not curves:
         return None
@@ -71,13 +67,11 @@ def _chart(job: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 def _tables(job: dict[str, Any], metric: str) -> list[tuple[dict[str, Any], str]]:
     """Return (last metrics with the table, name of the table) for each label and held-out split with such a table."""
-    return [(row, name) for name in _figures(job, metric) for row in _last_with(job, name)]
-
-
-def _last_with(job: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return, for each held-out split, the metrics of the last epoch that has the table ``name``."""
-    last = {row["split"]: row for row in job["metrics"] if row.get(name)}
-    return [last[split] for split in ("validation", "test") if split in last]
+    tables = []
+    for name in figures_named(metric, (name for row in job["metrics"] for name in row)):
+        last = {row["split"]: row for row in job["metrics"] if row.get(name)}
+        tables += [(last[split], name) for split in HELD_OUT if split in last]
+    return tables
 
 
 def _calibration(metric: dict[str, Any], figure: str) -> dict[str, Any]:
@@ -103,7 +97,9 @@ def _buckets(metric: dict[str, Any], figure: str) -> dict[str, Any]:
 def charts_of(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the charts of all metrics that have values: each with its word, curves and SVG."""
     names = dict.fromkeys(name for metric_row in job["metrics"] for name in metric_row)
-    charts = [_chart(job, name) for name in names if has_chart(name)]
+    charts = [
+        epoch_chart(job, title_of(name), [(split, name) for split in HELD_OUT]) for name in names if has_chart(name)
+    ]
     return [chart for chart in charts if chart is not None]
 
 

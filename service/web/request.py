@@ -17,14 +17,7 @@ from service.identity.keys import Principal
 
 @dataclass(frozen=True)
 class DashboardRequest:
-    """One request for a page.
-
-    Attributes:
-        app: The application; its ``state`` has settings, database and store.
-        principal: The sender of the request.
-        path: Values of the parameters in braces in the page's address.
-        query: Parameters of the request's query string.
-    """
+    """One request for a page; ``path`` has the values of the parameters in braces in the page's address."""
 
     app: FastAPI
     principal: Principal
@@ -33,7 +26,6 @@ class DashboardRequest:
 
     @property
     def state(self) -> Any:
-        """The application's state."""
         return self.app.state
 
     @property
@@ -42,7 +34,6 @@ class DashboardRequest:
         return tenants.store_of(self.app.state.store, self.principal.tenant)
 
     def allows(self, scope: str) -> bool:
-        """Return True if the key has a scope."""
         return self.principal.allows(scope)
 
     def asked(self, name: str) -> str | None:

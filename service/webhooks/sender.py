@@ -45,12 +45,7 @@ OUTCOMES = ("delivered", "failed", "given_up")
 Count = Callable[[str], None]
 
 
-async def run(
-    database: Database,
-    settings: Settings,
-    health: TaskHealth,
-    count: Count = lambda outcome: None,
-) -> None:
+async def run(database: Database, settings: Settings, health: TaskHealth, count: Count = lambda outcome: None) -> None:
     """Make due deliveries every ``settings.webhook_seconds`` until cancelled.
 
     ``count`` is called after each attempt with its outcome, one of :data:`OUTCOMES`.
@@ -175,12 +170,9 @@ async def _post(client: httpx.AsyncClient, row: _Due, allowed: Sequence[Network]
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             target = await resolve(row["url"], allowed)
+            headers |= target.headers
             async with client.stream(
-                "POST",
-                target.url,
-                content=body,
-                headers={**headers, **target.headers},
-                extensions=target.extensions,
+                "POST", target.url, content=body, headers=headers, extensions=target.extensions
             ) as answer:
                 if answer.is_success:
                     return answer.status_code, None

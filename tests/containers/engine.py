@@ -84,7 +84,8 @@ class Engine:
 
     def older_image(self, folder: Path) -> tuple[str, str]:
         """Tag and commit of an image of the code before its newest migration, or of EVENKEEL_TEST_PREVIOUS."""
-        newest = self.run("git", "rev-list", "-1", "HEAD", "--", "service/core/migrations/versions").strip()
+        file = max((ROOT / "service/core/migrations/versions").glob("0*.py"))
+        newest = self.run("git", "log", "-1", "--format=%H", "--diff-filter=A", "--", str(file)).strip()
         asked = os.environ.get("EVENKEEL_TEST_PREVIOUS", f"{newest}^")
         commit = self.run("git", "rev-parse", "--short", asked).strip()
         tag = f"at-{commit}"

@@ -25,5 +25,5 @@ def for_role(role: str) -> tuple[str, ...]:
     if role == "scheduler":
         return ("health",)
     if role == "vectors":
-        return tuple(module for module in FEATURE_MODULES if module in MODULES)
+        return FEATURE_MODULES
     return MODULES

@@ -32,9 +32,7 @@ def own(scope: str) -> Any:
 
     async def dependency(request: Request, job_id: str, principal: Principal = Depends(require(scope))) -> None:
         async with request.app.state.database.read() as connection:
-            row = await job_records.get(connection, job_id)
-        if principal.sees not in (None, row["tenant"]):
-            raise errors.not_found("job", job_id)
+            row = await job_records.get(connection, job_id, principal.sees)
         request.state.about, request.state.job = row["tenant"], row
 
     return Depends(dependency)
@@ -124,10 +122,7 @@ async def cancel(request: Request, response: Response, job_id: str) -> JobView:
 
 @router.post("/{job_id}/retry", status_code=202, dependencies=WRITE, responses=errors.responses(404, 409))
 async def retry(
-    request: Request,
-    job_id: str,
-    principal: JobsWriter,
-    idempotency_key: IdempotencyKey = None,
+    request: Request, job_id: str, principal: JobsWriter, idempotency_key: IdempotencyKey = None
 ) -> JobView:
     """Queue a failed or cancelled job again; it continues from its last checkpoint."""
     database = request.app.state.database

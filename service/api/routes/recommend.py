@@ -163,11 +163,7 @@ def _filter(recommender: Recommender, filter: dict[str, list[Any]]) -> dict[str,
     "/{collection}/versions/{version}/tower",
     dependencies=[read_features],
     response_class=StreamingResponse,
-    responses={
-        200: {"content": {ONNX: {}}},
-        **errors.also(304, "Unchanged."),
-        **errors.responses(404, 409),
-    },
+    responses={200: {"content": {ONNX: {}}}, **errors.also(304, "Unchanged."), **errors.responses(404, 409)},
 )
 async def tower(request: Request, collection: CollectionName, version: VersionName) -> Response:
     """Return the query tower of a version as ONNX: from features or a history to a user's vector.

@@ -86,7 +86,7 @@ async def list_schedules(request: Request, principal: JobsReader, paging: Paging
     query = sa.select(table).where(table.c.tenant == principal.tenant)
     async with request.app.state.database.read() as connection:
         page = await pagination.page(
-            connection, ScheduleRow, query, table.c.name, paging, pagination.whole_row, descending=False
+            connection, ScheduleRow, query, table.c.name, paging, lambda row: row, descending=False
         )
         last = await schedule_records.last_publications(connection, [row["id"] for row in page.items])
     views = [_view(row, last.get(row["id"])) for row in page.items]

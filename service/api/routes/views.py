@@ -75,7 +75,7 @@ async def create(
             return _preview(collection, parameters, epsilon), 200
         exists = body.name in collection.view_names()
         view = collection.create_view(**parameters)
-        return _with_warnings(collection, view, "current"), 200 if exists else 201
+        return _with_warnings(collection, view), 200 if exists else 201
 
     answer, status = await in_store(make)
     headers = {} if dry_run else {"Location": f"/v1/views/{body.name}"}
@@ -86,26 +86,25 @@ def _preview(collection: Collection, parameters: dict[str, Any], epsilon: float)
     view, exists = collection.preview_view(**parameters)
     answer: dict[str, Any] = {"view": view, "exists": exists, "advice": None, "warnings": []}
     if view["kind"] == "rff":
-        vectors = _sampled(collection, "current")
+        vectors = _sampled(collection)
         drawn_by = {name: view[name] for name in ("sigma", "seed", "frequencies")}
         answer["advice"] = dim_for(epsilon, vectors, **drawn_by).as_dict()
         answer["warnings"] = warnings_of(view["dim_in"], view["dim"], **drawn_by, vectors=vectors)
     return answer
 
 
-def _sampled(collection: Collection, version: str) -> Array:
-    """Return vectors of items spread evenly over a version, [<= 1024, d]."""
-    reader = collection.open(version)
+def _sampled(collection: Collection) -> Array:
+    """Return vectors of items spread evenly over the current version, [<= 1024, d]."""
+    reader = collection.open("current")
     rows = np.unique(np.linspace(0, len(reader) - 1, min(len(reader), 2 * SAMPLED_ROWS)).astype(np.int64))
     return reader.lookup(reader.keys[rows])[1]
 
 
-def _with_warnings(collection: Collection, view: dict[str, Any], version: str) -> dict[str, Any]:
-    """Return a view's JSON entry with ``warnings``: for kind ``rff``, some are measured on the version's vectors."""
+def _with_warnings(collection: Collection, view: dict[str, Any]) -> dict[str, Any]:
+    """Return a view's entry with ``warnings``: for kind ``rff``, some are measured on the current version's vectors."""
     if view["kind"] != "rff" or "map" in view:
         return {**view, "warnings": []}
-    drawn = collection.frequencies(view["name"], version)
-    vectors = _sampled(collection, version)
+    drawn, vectors = collection.frequencies(view["name"], "current"), _sampled(collection)
     return {**view, "warnings": warnings_of(view["dim_in"], view["dim"], view["sigma"], vectors=vectors, drawn=drawn)}
 
 
@@ -131,22 +130,21 @@ async def get_view(request: Request, name: str) -> dict[str, Any]:
 
     def read() -> dict[str, Any]:
         collection = store_of(request).view_collection(name)
-        return _with_warnings(collection, collection.view(name), "current")
+        return _with_warnings(collection, collection.view(name))
 
     return await in_store(read)
 
 
 @router.delete("/{name}", status_code=204, dependencies=[write_features], responses=errors.responses(404, 409))
 async def delete(request: Request, name: str) -> None:
-    await in_store(_delete, store_of(request), name)
+    def remove() -> None:
+        collection = store_of(request).view_collection(name)
+        if name == default_view(collection.name):
+            detail = f"'{name}' is the default view of collection '{collection.name}' and cannot be deleted."
+            raise errors.Problem(409, "default-view", detail)
+        collection.delete_view(name)
 
-
-def _delete(store: Store, name: str) -> None:
-    collection = store.view_collection(name)
-    if name == default_view(collection.name):
-        detail = f"'{name}' is the default view of collection '{collection.name}' and cannot be deleted."
-        raise errors.Problem(409, "default-view", detail)
-    collection.delete_view(name)
+    await in_store(remove)
 
 
 @router.get(

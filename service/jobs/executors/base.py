@@ -14,13 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from service.core.settings import Settings
 from trainer.runs.directory import THIS_CLUSTER
-from trainer.runs.protocol import (
-    ATTEMPT_VARIABLE,
-    LOG_FILE,
-    RUN_DIR_VARIABLE,
-    RUN_ID_VARIABLE,
-    STOP_SECONDS_VARIABLE,
-)
+from trainer.runs.protocol import ATTEMPT_VARIABLE, LOG_FILE, RUN_DIR_VARIABLE, RUN_ID_VARIABLE, STOP_SECONDS_VARIABLE
 from trainer.sizing.gpus import gpu_problem, known_gpu_bytes
 from trainer.sizing.memory import machine_memory_bytes
 from trainer.spec import JobSpec
@@ -244,9 +238,9 @@ def variables_of(run: Mapping[str, Any], directory: Path, stop_seconds: float) -
 
 
 def read_record(file: Path) -> dict[str, Any]:
-    """Return the record that an executor keeps of a run in ``file``; empty if it is missing or unreadable."""
+    """Return the JSON object in a file of a run's directory; empty if it is missing or unreadable."""
     try:
         document = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

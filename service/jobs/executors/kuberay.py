@@ -44,8 +44,7 @@ log = logging.getLogger("evenkeel.runner")
 RECORD_FILE = "kuberay.json"
 MANAGED_SELECTOR = ",".join(f"{label}={value}" for label, value in MANAGED.items())
 ENDED = ("Complete", "Failed", "ValidationFailed")
-"""Deployment states of a RayJob that has ended; from other states, such as Suspended and Waiting, it may still start.
-"""
+"""Deployment states of a RayJob that has ended; from others, such as Suspended and Waiting, it may still start."""
 GONE_SECONDS = 60.0
 """Longest wait for deleted pods to disappear; applies before they are killed, and again after."""
 WATCH_SECONDS = 1.0
@@ -294,8 +293,7 @@ def _template(settings: Settings) -> Path:
     if path := dict(settings.executor_options).get("TEMPLATE"):
         return Path(path)
     raise ValueError(
-        "EVENKEEL_EXECUTOR=kuberay needs EVENKEEL_KUBERAY_TEMPLATE, a file with the "
-        "RayClusterSpec of its runs: the "
+        "EVENKEEL_EXECUTOR=kuberay needs EVENKEEL_KUBERAY_TEMPLATE, a file with the RayClusterSpec of its runs: the "
         "Helm chart creates one"
     )
 

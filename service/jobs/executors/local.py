@@ -38,8 +38,7 @@ class LocalRuns(Executor):
     def check_settings(cls, settings: Settings) -> None:
         if (settings.ray_address or "").startswith(("http://", "https://")):
             raise ValueError(
-                f"EVENKEEL_RAY_ADDRESS is '{settings.ray_address}': with "
-                f"EVENKEEL_EXECUTOR={settings.executor} it is "
+                f"EVENKEEL_RAY_ADDRESS is '{settings.ray_address}': with EVENKEEL_EXECUTOR={settings.executor} it is "
                 "HOST:6379 or unset"
             )
 

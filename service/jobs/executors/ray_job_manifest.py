@@ -118,11 +118,7 @@ def fence(run: Mapping[str, Any]) -> str:
 
 def labels_of(run: Mapping[str, Any]) -> dict[str, str]:
     """Return the labels that name the run, attempt and lease to which an object belongs."""
-    return MANAGED | {
-        RUN_LABEL: str(run["run_id"]),
-        ATTEMPT_LABEL: str(run.get("attempt", 1)),
-        FENCE_LABEL: fence(run),
-    }
+    return MANAGED | {RUN_LABEL: str(run["run_id"]), ATTEMPT_LABEL: str(run.get("attempt", 1)), FENCE_LABEL: fence(run)}
 
 
 def token_secret(run: Mapping[str, Any]) -> Document | None:

@@ -44,8 +44,7 @@ log = logging.getLogger("evenkeel.runner")
 JOB_FILE = "ray_job.json"
 ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 PENDING_SECONDS = 3.0
-"""Time after which a job that was asked to stop counts as ended if it is still PENDING, because it waits for resources.
-"""
+"""Time after which a job that was asked to stop counts as ended if it is still PENDING: it waits for resources."""
 FORCED_SECONDS = 60.0
 """Longest wait, after SIGKILL is due, for the cluster to report the end of a job."""
 POLL_SECONDS = 0.2

@@ -7,17 +7,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from service.web.charts.axes import (
-    NUM_COLOURS,
-    dot,
-    grid_line,
-    nice_ticks,
-    path,
-    svg,
-    text,
-    tick_texts,
-    whole_ticks,
-)
+from service.web.charts.axes import NUM_COLOURS, dot, grid_line, nice_ticks, path, svg, text, tick_texts, whole_ticks
 
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 66, 12, 12, 44

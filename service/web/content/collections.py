@@ -107,7 +107,7 @@ def _chart(metric: str, judged: Sequence[tuple[Mapping[str, Any], Mapping[str, A
         for manifest, check in judged
     ]
     manifest, last = judged[-1]
-    at_most = _is_at_most(last)
+    at_most = last.get("bound") == "at_most"
     title = (
         f"{metric} of {len(measured)} versions: last {_text(last['value'])}, "
         f"required {'at most' if at_most else 'at least'} {_text(last['threshold'])}"
@@ -122,15 +122,6 @@ def _chart(metric: str, judged: Sequence[tuple[Mapping[str, Any], Mapping[str, A
         "failed": last["verdict"] == "fail",
         "never_moved": len({point.value for point in measured}) == 1 and not any(point.failed for point in measured),
     }
-
-
-def _is_at_most(check: Mapping[str, Any]) -> bool:
-    """Return True if the limit is the largest value that passes; inferred from the verdict if the manifest is older."""
-    if "bound" in check:
-        return bool(check["bound"] == "at_most")
-    if check["value"] is None:
-        return False
-    return bool((check["value"] <= check["threshold"]) == (check["verdict"] == "pass"))
 
 
 def _text(value: float | None) -> str:

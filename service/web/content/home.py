@@ -61,7 +61,6 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
 
 
 async def _counts(connection: AsyncConnection, tenant: str | None) -> dict[str, int]:
-    """Count the jobs that run, that wait, and that failed within the last day."""
     job = tables.job.c
     mine = sa.true() if tenant is None else job.tenant == tenant
     number = sa.func.count().label("number")

@@ -14,13 +14,12 @@ from typing import Any
 from markupsafe import Markup
 
 from service.core import tables
-from service.core.errors import not_found
 from service.jobs import job_records
 from service.jobs.job_row import JobView
 from service.jobs.states import TERMINAL, Refused, transition
 from service.web.charts.lines import Series, line_chart
-from service.web.content.job_rows import curve, job_row
-from service.web.report import charts_of, figures_of, report
+from service.web.content.job_rows import job_row
+from service.web.report import charts_of, epoch_chart, figures_of, report
 from service.web.request import DashboardRequest
 from trainer.runs.events import EVENTS_FILE
 from trainer.runs.protocol import LOG_FILE
@@ -54,9 +53,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
     """
     job_id = request.path["job_id"]
     async with request.state.database.read() as connection:
-        row = await job_records.get(connection, job_id)
-        if request.principal.sees not in (None, row["tenant"]):
-            raise not_found("job", job_id)
+        row = await job_records.get(connection, job_id, request.principal.sees)
         job = await job_records.view(connection, row)
     run_dir = request.state.settings.run_dir(job_id)
     document = report(JobView(**job).model_dump(mode="json"))
@@ -87,14 +84,7 @@ def parent_job(job: dict[str, Any]) -> str | None:
 
 def loss_chart(job: dict[str, Any]) -> dict[str, Any] | None:
     """Return the curves of the training loss and of the held-out log loss; None before the first epoch's end."""
-    curves = [
-        Series(split, curve(job["metrics"], split, name))
-        for split, name in (("train", "loss"), ("validation", "logloss"), ("test", "logloss"))
-    ]
-    curves = [series for series in curves if series.points]
-    if not curves:
-        return None
-    return {"word": "loss", "curves": curves, "svg": line_chart(curves, f"loss per epoch of {job['name']}", "loss")}
+    return epoch_chart(job, "loss", (("train", "loss"), ("validation", "logloss"), ("test", "logloss")))
 
 
 def _log_offset(file: Path) -> int:

@@ -38,7 +38,6 @@ class Column(NamedTuple):
 
     Attributes:
         key: its name in the query's ``sort``, after "-" for the largest value first.
-        title: its heading.
         value: function from a job's row to what is compared; jobs without a value come last.
         first: order of the first click: "-" if large values are the interesting ones.
         is_code: True if the title is the path of a field.

@@ -21,14 +21,9 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
     schedules = sa.select(tables.schedule).where(tables.schedule.c.tenant == request.principal.tenant)
     async with request.state.database.read() as connection:
         page = await pagination.page(
-            connection,
-            ScheduleRow,
-            schedules,
-            tables.schedule.c.name,
-            request.paging(NUM_SCHEDULES),
-            pagination.whole_row,
-            descending=False,
-        )
+            connection, ScheduleRow, schedules, tables.schedule.c.name, request.paging(NUM_SCHEDULES),
+            lambda row: row, descending=False,
+        )  # fmt: skip
         shown = [await _with_last_firing(connection, row) for row in page.items]
     return {"schedules": shown, "more": page.next_cursor}
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from service.core import tables
-from service.core.errors import invalid, not_found
+from service.core.errors import invalid
 from service.jobs import job_records
 from service.web.request import DashboardRequest
 from trainer.spec import JobSpec, yaml_documents
@@ -36,9 +36,7 @@ async def gather(request: DashboardRequest) -> dict[str, Any]:
         if source is None:
             spec = first_spec(datasets[0] if datasets else "DATASET")
         else:
-            row = await job_records.get(connection, source)
-            if request.principal.sees not in (None, row["tenant"]):
-                raise not_found("job", source)
+            row = await job_records.get(connection, source, request.principal.sees)
             spec = without_defaults(to_run(row["spec"]))
     return {"spec": spec, "copied": source, "datasets": datasets, "schema": schema()}
 

@@ -213,10 +213,8 @@ def _unturned(collection: Collection, after: VersionReader, directions: Array) -
     try:
         rotation = collection.rotation(after.version)
     except StoreError:
-        return (
-            None,
-            f"The rotation of {after.version} is not stored, so its vectors before the rotation cannot be shown.",
-        )
+        note = f"The rotation of {after.version} is not stored, so its vectors before the rotation cannot be shown."
+        return None, note
     if np.abs(rotation - np.eye(len(rotation))).max() < SAME_ROTATION:
         return None, f"{after.version} was not rotated: the coordinates of its run are served."
     turned: Array = directions @ rotation.T

@@ -8,6 +8,8 @@ from typing import Any
 
 KEY = "ek_0a1b2c3d_the-secret-of-a-key-of-before"
 AT = "2026-11-20 03:00:00.000000"
+FIRST = "0008"
+"""The revision of release 0.1.0."""
 
 DATASET = {
     "name": "clicks",
@@ -32,9 +34,9 @@ JOB = {
 """A stored job with one renamed field, two removed fields, one removed value and no decay."""
 
 
-def first(postgres: bool) -> list[str]:
-    """A row in each table of revision 0001."""
-    at = _time(postgres)
+def of_each_table(postgres: bool) -> list[str]:
+    """A row in each table of FIRST but ``sweep``."""
+    at = AT + "+00" if postgres else AT
     hashed = hashlib.sha256(KEY.encode()).hexdigest()
     return [
         _insert("api_key", id="key_1", name="admin", prefix="0a1b2c3d", hash=hashed, scopes=["admin"], created_at=at),
@@ -58,13 +60,6 @@ def first(postgres: bool) -> list[str]:
             "firing", schedule_id="schedule_1", fire_at_utc=at, kind="cron", outcome="started", created_at=at,
             firing_date="2026-11-20", job_id="job_1",
         ),
-    ]  # fmt: skip
-
-
-def with_webhooks(postgres: bool) -> list[str]:
-    """A row in each table that revision 0004 has besides."""
-    at = _time(postgres)
-    return [
         _insert(
             "audit", id="audit_1", at=at, tenant="default", key_id="key_1", key_name="admin", action="job.create",
             object="job_1", status=202, address="127.0.0.1",
@@ -78,10 +73,6 @@ def with_webhooks(postgres: bool) -> list[str]:
             created_at=at, attempt=1, delivered_at=at, status=200,
         ),
     ]  # fmt: skip
-
-
-def _time(postgres: bool) -> str:
-    return AT + "+00" if postgres else AT
 
 
 def _insert(table: str, /, **values: Any) -> str:

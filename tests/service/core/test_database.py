@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from service.core import tables
-from service.core.database import MIGRATIONS, Database, migrate
+from service.core.database import Database
 from service.core.settings import Settings
 from service.identity import keys
 from tests.service.racers import COUNTER, add_in_process
@@ -68,7 +67,7 @@ async def test_a_failed_write_leaves_nothing(database_url: str) -> None:
     await database.stop()
 
 
-async def test_migrations_make_the_tables_and_go_back(database_url: str) -> None:
+async def test_migrations_make_the_tables(database_url: str) -> None:
     database = Database(database_url)
     await database.start()
 
@@ -78,63 +77,6 @@ async def test_migrations_make_the_tables_and_go_back(database_url: str) -> None
 
     async with database.read() as connection:
         assert await connection.run_sync(difference) == []
-    async with database.write() as connection:
-        await connection.run_sync(migrate, "base")
-    async with database.read() as connection:
-        left = await connection.run_sync(lambda raw: sa.inspect(raw).get_table_names())
-        assert left == ["alembic_version"]
-    await database.start()
-    async with database.read() as connection:
-        assert await connection.run_sync(difference) == []
-    await database.stop()
-
-
-async def test_every_revision_goes_up_and_down_with_rows_in_the_tables(settings: Settings) -> None:
-    """One revision at a time. What was there in the first schema is there after going down to it and up again."""
-    database = Database(settings.database_url)
-    await database.start()
-    key = await keys.create_first(database, settings)
-    assert key is not None
-    now = tables.now()
-    async with database.write() as connection:
-        await connection.execute(tables.dataset.insert().values(name="clicks", spec={"a": [1]}, created_at=now))
-        job = {"id": "job_1", "name": "small", "state": "succeeded", "spec": {}, "dataset_spec": {}, "created_at": now}
-        job |= {"attempt": 1, "failures": 0, "released": True, "events_offset": 7, "progress": {"step": 3}}
-        await connection.execute(tables.job.insert().values(job))
-        await connection.execute(tables.job_label.insert().values(job_id="job_1", key="team", value="ads"))
-        metric = {"job_id": "job_1", "epoch": 1, "split": "test", "values": {"auc": 0.7}}
-        await connection.execute(tables.job_metric.insert().values(metric))
-        schedule = {"id": "schedule_1", "name": "daily", "cron": "0 3 * * *", "timezone": "UTC", "job": {}}
-        schedule |= {"catchup": "none", "misfire_grace_seconds": 1.5, "overlap": "forbid", "paused": False}
-        await connection.execute(tables.schedule.insert().values(created_at=now, next_fire_at=now, **schedule))
-        firing = {"schedule_id": "schedule_1", "fire_at_utc": now, "kind": "cron", "outcome": "started"}
-        firing |= {"firing_date": "2026-01-01", "job_id": "job_1", "created_at": now}
-        await connection.execute(tables.firing.insert().values(firing))
-        await connection.execute(tables.sweep.insert().values(name="rows", began_at=now))
-    held = (tables.dataset, tables.job, tables.job_label, tables.job_metric, tables.schedule, tables.firing)
-
-    async def rows() -> list[Any]:
-        async with database.read() as connection:
-            return [dict(row) for table in held for row in (await connection.execute(sa.select(table))).mappings()]
-
-    before = await rows()
-    versions = sorted(path.stem[:4] for path in (MIGRATIONS / "versions").glob("0*.py"))
-    for revision in reversed(versions[:-1]):
-        async with database.write() as connection:
-            await connection.run_sync(migrate, revision)
-    async with database.read() as connection:
-        assert await connection.scalar(sa.text("SELECT count(*) FROM firing")) == 1
-    for revision in versions[1:]:
-        async with database.write() as connection:
-            await connection.run_sync(migrate, revision)
-    # Going down leaves what going up wrote: the decay that these jobs have had by default.
-    for row in before:
-        column = "spec" if "dataset_spec" in row else "job" if "cron" in row else None
-        if column is not None:
-            row[column] = {"optimizer": {"decay": "at_read"}}
-    assert await rows() == before
-    async with database.read() as connection:
-        assert await keys.find(connection, key) is not None
     await database.stop()
 
 

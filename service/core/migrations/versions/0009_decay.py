@@ -13,8 +13,6 @@ from alembic import op
 
 revision = "0009"
 down_revision = "0008"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -29,7 +27,3 @@ def upgrade() -> None:
                 optimizer["alpha"] = "default"
             change = table.update().where(table.c.id == row_id)
             connection.execute(change.values({column: {**document, "optimizer": optimizer}}))
-
-
-def downgrade() -> None:
-    pass
