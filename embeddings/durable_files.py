@@ -84,12 +84,7 @@ def appearing(path: Path, *, durable: bool = True, fence: Callable[[], None] | N
 
 
 def write_file(
-    path: Path,
-    data: bytes,
-    *,
-    mode: int = 0o666,
-    durable: bool = True,
-    fence: Callable[[], None] | None = None,
+    path: Path, data: bytes, *, mode: int = 0o666, durable: bool = True, fence: Callable[[], None] | None = None
 ) -> None:
     """Put ``data`` at ``path`` in one step; ``durable`` and ``fence`` are as in :func:`appearing`.
 

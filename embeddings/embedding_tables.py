@@ -217,14 +217,6 @@ class EmbeddingTables(torch.nn.Module):
             )
         return (offsets.numel() - 1) // num_features
 
-    def _forward(
-        self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, batch_size: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        swaps = None
-        if self.training and self._sse is not None:
-            swaps = Swaps(self._sse, self.completed_steps + 1, self._sample_offset)
-        return self._kernel.forward(indices, offsets, weights, batch_size, swaps, self._idle_now())
-
     def _idle_now(self) -> Any:
         """Return the kernel's coefficients of deferred updates; None if the optimizer does not change idle rows."""
         if self._may_be_ahead:
@@ -267,7 +259,6 @@ class EmbeddingTables(torch.nn.Module):
         )
 
     def _gradient_of(self, slot: FeatureDescriptor, record: Record) -> torch.Tensor:
-        """Return the part of a recorded gradient that belongs to one feature."""
         if self.layout.pooled:
             return record.grad[:, slot.column : slot.column + slot.dim]
         batch_size = record.batch_size(len(self.features))
@@ -341,11 +332,10 @@ class EmbeddingTables(torch.nn.Module):
             ValueError: no such table, or a row outside it.
         """
         t = self._number(name)
-        count = self.layout.tables[t].row_count
         if rows is None:
-            rows = torch.arange(count)
-        elif rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
-            raise ValueError(f"table '{name}' has {count} rows: can't read rows {int(rows.min())} to {int(rows.max())}")
+            rows = torch.arange(self.layout.tables[t].row_count)
+        else:
+            self._check_rows(t, rows, "read")
         rows, idle = rows.to(self.layout.device).contiguous(), self._idle_now()
         if decay:
             return self._kernel.read(t, rows, idle)
@@ -357,17 +347,14 @@ class EmbeddingTables(torch.nn.Module):
         Raises:
             ValueError: no such table, a state of other parts than this optimizer's, or a part of another shape.
         """
-        t = self._number(name)
         local: dict[str, Any] = {"weight": self.weight(name), **self.state(name)}
         given: dict[str, Any] = {"weight": weight, **state}
         if set(local) != set(given):
             raise ValueError(f"table '{name}': state must hold {sorted(local)}, not {sorted(given)}")
         for part, target in local.items():
             if target.shape != given[part].shape:
-                raise ValueError(
-                    f"table '{self.layout.tables[t].name}': {part} must have shape {list(target.shape)}, "
-                    f"not {list(given[part].shape)}"
-                )
+                shape = list(given[part].shape)
+                raise ValueError(f"table '{name}': {part} must have shape {list(target.shape)}, not {shape}")
         for part, target in local.items():
             target.copy_(given[part])
         self._may_be_ahead = True
@@ -383,17 +370,19 @@ class EmbeddingTables(torch.nn.Module):
             ValueError: no such table, or a row outside it.
         """
         t = self._number(name)
-        table = self.layout.tables[t]
-        if rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < table.row_count):
-            raise ValueError(
-                f"table '{name}' has {table.row_count} rows: can't renew rows {int(rows.min())} to {int(rows.max())}"
-            )
-        values = torch.from_numpy(initial_rows_of(table, self.layout.seed, keys))
+        self._check_rows(t, rows, "renew")
+        values = torch.from_numpy(initial_rows_of(self.layout.tables[t], self.layout.seed, keys))
         rows = rows.to(self.layout.device)
         weight = self.layout.weight(t)
         weight[rows] = values.to(weight)
         for state in self.state(name).values():
             state[rows] = 0
+
+    def _check_rows(self, t: int, rows: torch.Tensor, verb: str) -> None:
+        table = self.layout.tables[t]
+        if rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < table.row_count):
+            span = f"{int(rows.min())} to {int(rows.max())}"
+            raise ValueError(f"table '{table.name}' has {table.row_count} rows: can't {verb} rows {span}")
 
     def _number(self, name: str) -> int:
         if name not in self._numbers:
@@ -409,7 +398,10 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, tables: EmbeddingTables, indices, offsets, weights, batch_size):  # type: ignore[no-untyped-def]
-        output, used = tables._forward(indices, offsets, weights, batch_size)
+        swaps = None
+        if tables.training and tables._sse is not None:
+            swaps = Swaps(tables._sse, tables.completed_steps + 1, tables._sample_offset)
+        output, used = tables._kernel.forward(indices, offsets, weights, batch_size, swaps, tables._idle_now())
         ctx.tables, ctx.lookup = tables, (used, offsets, weights)
         return output
 

@@ -63,9 +63,7 @@ class ObjectStorage:
     A large file is uploaded in parts, and appears with the last part.
     """
 
-    def __init__(
-        self, uri: str, *, retries: int = RETRIES, request_seconds: float = REQUEST_SECONDS, **options: Any
-    ):  # fmt: skip
+    def __init__(self, uri: str, *, retries: int = RETRIES, request_seconds: float = REQUEST_SECONDS, **options: Any):
         """Open the objects at ``uri``; ``options`` are those of obstore's store, such as ``endpoint``, ``region``."""
         url = urlsplit(uri)
         self.uri = uri.rstrip("/")
@@ -104,10 +102,10 @@ class ObjectStorage:
         Returns:
             The new version; None if the object has another version than ``version``.
         """
+        mode: Any = "create" if version is None else {key: value for key, value in version.items() if value is not None}
         with self._reaching(name):
             try:
-                put = obstore.put(self._store, name, data, mode=_mode(version), use_multipart=False)  # type: ignore[arg-type]
-                return dict(put)
+                return dict(obstore.put(self._store, name, data, mode=mode, use_multipart=False))
             except (AlreadyExistsError, PreconditionError):
                 # Perhaps this put changed it: its response was lost, and the request was sent again.
                 now = self.read_version(name)
@@ -183,18 +181,10 @@ class ObjectStorage:
             raise StorageError(f"{where}: {_reason(error)}: try again") from error
 
 
-def _mode(version: Version | None) -> Any:
-    """Return obstore's mode for a put that replaces this version; with None, for a put of a new object."""
-    return "create" if version is None else {name: value for name, value in version.items() if value is not None}
-
-
 def _profile() -> dict[str, Any]:
     """Return obstore's options for the credentials of a profile in ``~/.aws``; empty if none is needed.
 
     No profile is needed if the environment has a key, or if no profile is named and no file has profiles.
-
-    Raises:
-        StorageError: boto3, which reads profiles, is not installed.
     """
     files = [
         Path(os.environ.get(variable, f"~/.aws/{name}")).expanduser()

@@ -17,11 +17,8 @@ class OutsidePackageError(ValueError):
 class Registry(dict[str, Kind]):
     """Entries of this package, keyed by name; other names are searched among other packages' entry points.
 
-    A package that cannot be imported is an error only when its entry is used.
-
-    Args:
-        group: The group of entry points, such as ``evenkeel.stores``.
-        own: The entries of this package, keyed by name.
+    A package that cannot be imported is an error only when its entry is used. ``group`` is the group of entry points,
+    such as ``evenkeel.stores``.
     """
 
     def __init__(self, group: str, own: Mapping[str, Kind]):
@@ -36,19 +33,13 @@ class Registry(dict[str, Kind]):
             OutsidePackageError: It cannot be imported.
         """
         for entry in entry_points(group=self.group, name=name):
-            kind: Kind = load(entry)
-            return kind
+            return load(entry)
         raise KeyError(name)
 
 
 @dataclass(frozen=True)
 class UrlScheme(Generic[Kind]):
-    """A function that opens the URLs of a scheme; it is registered under the scheme's name.
-
-    Args:
-        form: Pattern of the scheme's URLs for messages, such as ``s3://BUCKET/PREFIX``.
-        open: Function that opens a URL.
-    """
+    """A function that opens the URLs of a scheme; messages show the URLs' ``form``, such as ``s3://BUCKET/PREFIX``."""
 
     form: str
     open: Callable[[str], Kind]

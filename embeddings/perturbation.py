@@ -7,44 +7,22 @@ with state 0 and as touched by the last step, so that no update of it is deferre
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 
 from embeddings.embedding_tables import EmbeddingTables
-from embeddings.kernels.layout import Layout
 from embeddings.kernels.reference import read_rows, row_gradients
 
 
-class Saved(NamedTuple):
-    """Rows of one table as they were stored: ``values`` are copies of these rows in ``parts``, views of the table."""
-
-    rows: torch.Tensor
-    parts: list[torch.Tensor]
-    values: list[torch.Tensor]
-
-
-class Perturbed:
-    """Rows that :func:`perturb` changed; :meth:`restore` undoes it."""
-
-    def __init__(self, layout: Layout, saved: list[Saved]):
-        self._layout, self._saved = layout, saved
-
-    def restore(self) -> None:
-        """Put rows, state and last update steps back as they were, to the last bit; call it once."""
-        # Lookups since then may have left rows in a kernel's cache.
-        self._layout.access()
-        for rows, parts, values in self._saved:
-            for part, value in zip(parts, values, strict=True):
-                part[rows] = value
-        self._saved = []
-
-
-def perturb(tables: EmbeddingTables, scale: float) -> Perturbed:
+def perturb(tables: EmbeddingTables, scale: float) -> Callable[[], None]:
     """Move every touched row by ``scale`` times the sum of its recorded gradients, for lookups of the same step.
 
-    The recorded gradients are kept. Until :meth:`Perturbed.restore` is called, the tables must take no step, and only
-    the second lookup may read them.
+    The recorded gradients are kept. Until the function that is returned is called, the tables must take no step, and
+    only the second lookup may read them.
+
+    Returns:
+        A function that puts rows, state and last update steps back as they were, to the last bit.
 
     Raises:
         ValueError: half-precision rows, which could not hold a small change.
@@ -52,7 +30,9 @@ def perturb(tables: EmbeddingTables, scale: float) -> Perturbed:
     layout = tables.layout
     if layout.dtype != layout.compute_dtype:
         raise ValueError(f"rows of {layout.dtype} cannot hold a small change: use float32")
-    saved, idle = [], tables._idle_now()
+    # For each table the moved rows, views of its parts, and copies of these rows in the parts.
+    saved: list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] = []
+    idle = tables._idle_now()
     for t, table in enumerate(layout.tables):
         rows, gradient = row_gradients(layout, t, tables._records)
         state = tables.state(table.name)
@@ -60,9 +40,18 @@ def perturb(tables: EmbeddingTables, scale: float) -> Perturbed:
         # Lookups read the state only of optimizers with deferred updates.
         parts += [state[name] for name in layout.vector_names] if idle is not None else []
         moved = read_rows(layout, t, rows, idle) + scale * gradient
-        saved.append(Saved(rows, parts, [part[rows] for part in parts]))
+        saved.append((rows, parts, [part[rows] for part in parts]))
         parts[0][rows] = moved
         parts[1][rows] = tables.completed_steps - tables.birth_step
         for part in parts[2:]:
             part[rows] = 0
-    return Perturbed(layout, saved)
+
+    def restore() -> None:
+        # Lookups since then may have left rows in a kernel's cache.
+        layout.access()
+        for rows, parts, values in saved:
+            for part, value in zip(parts, values, strict=True):
+                part[rows] = value
+        saved.clear()
+
+    return restore

@@ -187,10 +187,7 @@ class DynamicIdMap:
         return self._remove(np.flatnonzero((seen >= 0) & (seen < step - ttl)))
 
     def _oldest(self, step: int) -> Int64s:
-        """Evict and return ids that occurred longest ago, at most ``eviction_count``, but none of this step.
-
-        Call it only if all entries are in use.
-        """
+        """Evict and return the oldest ids of a full map, at most ``eviction_count``, but none of this step."""
         seen, count = self._last_seen, self.settings.eviction_count
         limit = min(np.partition(seen, count - 1)[count - 1], step)
         older = np.flatnonzero(seen < limit)

@@ -15,7 +15,7 @@ from embeddings.kernels.reference import ReferenceKernel
 Backend = Literal["cpu", "triton", "fbgemm", "reference"]
 
 
-def default_backend(device: torch.device | str | None = None) -> Backend:
+def default_backend(device: torch.device | str | None) -> Backend:
     """Return the default backend for tables on ``device``: ``cpu`` (compiled), or ``triton`` for GPUs."""
     return "cpu" if device is None or torch.device(device).type == "cpu" else "triton"
 
@@ -46,9 +46,6 @@ def kernel_of(backend: str, layout: Layout, device: torch.device) -> Kernel:
     if backend == "reference":
         return ReferenceKernel(layout)
     if backend == "fbgemm":
-        # FBGEMM takes a second to import, so import it only when it is used.
-        from embeddings.kernels.fbgemm import fbgemm_kernel
-
         return fbgemm_kernel(layout, device)
     if backend == "cpu":
         return CpuKernel(layout)
@@ -63,3 +60,15 @@ def kernel_of(backend: str, layout: Layout, device: torch.device) -> Kernel:
 
         return TritonKernel(layout)
     raise ValueError(f"backend '{backend}' is unknown: use cpu, triton, fbgemm or reference")
+
+
+def fbgemm_kernel(layout: Layout, device: torch.device) -> Kernel:
+    """Return FBGEMM's kernel for tables on this device: its operators on a CPU, its module on a GPU."""
+    # FBGEMM takes a second to import, so import it only when it is used.
+    if device.type == "cpu":
+        from embeddings.kernels.fbgemm.kernel import FbgemmKernel
+
+        return FbgemmKernel(layout)
+    from embeddings.kernels.fbgemm.module import FbgemmModuleKernel
+
+    return FbgemmModuleKernel(layout, device)

@@ -42,10 +42,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class FeatureDescriptor:
-    """A feature: number ``number``, reads table ``table`` into output columns [column, column + dim).
-
-    Without pooling ``column`` is 0.
-    """
+    """A feature that reads ``table`` into output columns [column, column + dim); without pooling ``column`` is 0."""
 
     number: int
     name: str
@@ -66,10 +63,6 @@ class Swaps(NamedTuple):
     configs: tuple[SSEConfig, ...]
     step: int
     sample_offset: int
-
-    @property
-    def probabilities(self) -> tuple[float, ...]:
-        return tuple(config.probability for config in self.configs)
 
 
 class Kernel(Protocol):
@@ -193,10 +186,7 @@ class Layout:
         return self.row_values[base : base + self.tables[t].row_count]
 
     def state(self, t: int, name: str) -> torch.Tensor:
-        """Return state ``name`` of table ``t``, a view that broadcasts against the table's rows.
-
-        It is [row_count, dim], or [row_count, 1] if it has one number for each row.
-        """
+        """Return state ``name`` of table ``t``: a view [row_count, dim], or [row_count, 1] of one number a row."""
         return self.row_value(t, name)[:, None] if name in self.row_names else self.vector(t, name)
 
     def last_update_step(self, t: int) -> torch.Tensor:

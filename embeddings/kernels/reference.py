@@ -9,7 +9,7 @@ import torch
 
 from embeddings.kernels.layout import FeatureDescriptor, Layout, Record, Swaps
 from embeddings.optim import Adam
-from embeddings.optim.base import TouchedRows
+from embeddings.optim.base import TouchedRows, root
 from embeddings.optim.deferred_update import DeferredUpdateCoefficients, Movement
 from embeddings.optim.stochastic_rounding import rounding_words, to_bfloat16, to_float16
 from embeddings.sse.swap import swap_in_numpy
@@ -41,7 +41,7 @@ class ReferenceKernel:
             bounds = offsets[descriptor.number * batch_size : (descriptor.number + 1) * batch_size + 1]
             span = slice(int(bounds[0]), int(bounds[-1]))
             bad = (used[span] < 0) | (used[span] >= table.row_count)
-            if swaps is not None and swaps.probabilities[descriptor.number] > 0:
+            if swaps is not None and swaps.configs[descriptor.number].probability > 0:
                 swapped = swap_in_numpy(
                     used[span], bounds, table=table, feature=descriptor.name, config=swaps.configs[descriptor.number],
                     seed=layout.seed, step=swaps.step, sample_offset=swaps.sample_offset,
@@ -109,27 +109,19 @@ class ReferenceKernel:
 
 
 def row_gradients(layout: Layout, t: int, records: Sequence[Record]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the touched rows of table ``t``, int64 [n], and the sum of each row's recorded gradients [n, dim].
-
-    The function works for the records of every backend, on their device.
-    """
+    """Return the touched rows of table ``t``, int64 [n], and the sum of each row's recorded gradients [n, dim]."""
     table, device = layout.tables[t], layout.device
     ids = [torch.empty(0, dtype=torch.int64, device=device)]
     grads = [torch.empty(0, table.dim, dtype=layout.compute_dtype, device=device)]
     for record in records:
         for descriptor in (descriptor for descriptor in layout.descriptors if descriptor.table == t):
+            batch_size = record.batch_size(len(layout.descriptors))
             rows, output_rows, scale = _entries(
-                layout,
-                descriptor,
-                record.indices,
-                record.offsets,
-                record.weights,
-                record.batch_size(len(layout.descriptors)),
+                layout, descriptor, record.indices, record.offsets, record.weights, batch_size
             )
             ids.append(rows)
-            grads.append(
-                record.grad[output_rows, descriptor.column : descriptor.column + descriptor.dim] * scale[:, None]
-            )
+            columns = slice(descriptor.column, descriptor.column + descriptor.dim)
+            grads.append(record.grad[output_rows, columns] * scale[:, None])
     rows, inverse = torch.unique(torch.cat(ids), return_inverse=True)
     grad = torch.zeros(len(rows), table.dim, dtype=layout.compute_dtype, device=device)
     return rows, grad.index_add_(0, inverse, torch.cat(grads))
@@ -189,12 +181,8 @@ def _move(layout: Layout, t: int, rows: torch.Tensor, theta: torch.Tensor, movem
     assert isinstance(layout.optimizer, Adam)
     m, v = (layout.state(t, name)[rows].to(layout.compute_dtype) for name in ("m", "v"))
     floor = _column(layout, movement.eps_term)
-    return theta - _column(layout, movement.drift) * m / _root(v, floor, layout.optimizer.eps_inside_root)
+    return theta - _column(layout, movement.drift) * m / root(v, floor, layout.optimizer.eps_inside_root)
 
 
 def _column(layout: Layout, values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(values).to(layout.device, layout.compute_dtype)[:, None]
-
-
-def _root(square: torch.Tensor, eps: torch.Tensor | float, inside: bool) -> torch.Tensor:
-    return (square + eps).sqrt() if inside else square.sqrt() + eps

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from embeddings.kernels.cpu import swap_feature
 from embeddings.sse.config import SSEConfig
-from embeddings.sse.swap import check_sse, swap_draws, swap_in_numpy
+from embeddings.sse.swap import check_sse, swap_draws
 from embeddings.tables.config import TableConfig
 
 
@@ -22,7 +20,6 @@ def swap(
     seed: int,
     step: int,
     sample_offset: int = 0,
-    backend: Literal["cpu", "reference"] = "cpu",
 ) -> torch.Tensor:
     """Return the ids of one feature after SSE, a new tensor; ids are rows of the whole table, not of a shard.
 
@@ -35,15 +32,8 @@ def swap(
         seed: seed of the draws.
         step: the step being computed, 1, 2, ...
         sample_offset: index in the global batch of the first sample of ``ids``.
-        backend: ``cpu`` is compiled, ``reference`` plain numpy; both give the same bits.
     """
-    if backend == "cpu":
-        return swap_feature(
-            ids, offsets - offsets[0], swap_draws([(table, feature, config)], seed), step, sample_offset
-        )
-    return swap_in_numpy(
-        ids, offsets, table=table, feature=feature, config=config, seed=seed, step=step, sample_offset=sample_offset
-    )
+    return swap_feature(ids, offsets - offsets[0], swap_draws([(table, feature, config)], seed), step, sample_offset)
 
 
 def swap_any(
@@ -106,6 +96,4 @@ def swap_classes(
     training only.
     """
     config = SSEConfig(probability)
-    return swap_any(
-        labels, num_classes, config, seed=seed, step=step, name=name, sample_offset=sample_offset
-    )  # fmt: skip
+    return swap_any(labels, num_classes, config, seed=seed, step=step, name=name, sample_offset=sample_offset)

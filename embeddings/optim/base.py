@@ -104,8 +104,14 @@ class RowOptimizer:
         for name, known in (("moments", MOMENTS), ("decay", DECAYS), ("first_touch", FIRST_TOUCH)):
             if name in settings and settings[name] not in known:
                 raise ValueError(f"{name} '{settings[name]}' is unknown: use {' or '.join(known)}")
-        if "weight_decay" in settings:
-            _check_decay(self.learning_rate, settings["weight_decay"])
+        decay = settings.get("weight_decay", 0.0)
+        if not 0.0 <= decay < float("inf"):
+            raise ValueError(f"weight_decay must be a finite number of at least 0, not {decay}")
+        if not self.learning_rate * decay < 1.0:
+            raise ValueError(
+                f"learning_rate * weight_decay must stay below 1, not {self.learning_rate * decay:g}: "
+                "a row would be gone after one step"
+            )
 
     def apply_rule(self, rows: TouchedRows) -> None:
         """Update the rows and their state by one step; every kernel is tested against this."""
@@ -228,16 +234,6 @@ class AdaptiveDecay:
         return self.alpha, self.epoch_steps
 
 
-def root(square: torch.Tensor, eps: float, inside: bool) -> torch.Tensor:
+def root(square: torch.Tensor, eps: torch.Tensor | float, inside: bool) -> torch.Tensor:
     """Return sqrt(square + eps), or sqrt(square) + eps."""
     return (square + eps).sqrt() if inside else square.sqrt() + eps
-
-
-def _check_decay(learning_rate: float, weight_decay: float) -> None:
-    if not 0.0 <= weight_decay < float("inf"):
-        raise ValueError(f"weight_decay must be a finite number of at least 0, not {weight_decay}")
-    if not learning_rate * weight_decay < 1.0:
-        raise ValueError(
-            f"learning_rate * weight_decay must stay below 1, not {learning_rate * weight_decay:g}: "
-            "a row would be gone after one step"
-        )

@@ -129,11 +129,7 @@ class DeferredUpdateCoefficients:
         return self.optimizer.idle_steps_until(vanished)
 
     def _steps_until_rows_vanish(self, momentum_steps: int) -> int:
-        """Return the number of steps after which a row not stored ahead has decayed to nothing, its moments included.
-
-        Raises:
-            ValueError: that number exceeds MAX_HORIZON.
-        """
+        """Return the number of steps after which a row not stored ahead has decayed to nothing, moments included."""
         if not self.momentum:
             return 0
         steps = max(momentum_steps, self._idle_decay.steps_until(VANISHED_PRESENT))
@@ -148,26 +144,22 @@ class DeferredUpdateCoefficients:
         """Move to K = ``completed_steps``."""
         if completed_steps == self.completed_steps:
             return self
-        self._reach(completed_steps)
+        self.decay = self._idle_decay.left(completed_steps)
+        self._reach_log(completed_steps + 1)
         if self._weight_decay:
-            self.log_now = float(self._log_sums_at(completed_steps, completed_steps + 1)[0])
+            self.log_now = float(self._log_sums_at(np.array([completed_steps]))[0])
         if self.momentum:
             self.movements, self.lookahead = self._idle_momentum.at(completed_steps)
         self.completed_steps = completed_steps
         return self
 
-    def _log_sums_at(self, first: int, end: int) -> np.ndarray:
-        """Return L of each step in [first, end)."""
-        self._reach_log(end)
-        steps, last = np.arange(first, end), len(self.log_sums) - 1
+    def _log_sums_at(self, steps: np.ndarray) -> np.ndarray:
+        """Return L of each of ``steps``, none of them after K."""
+        last = len(self.log_sums) - 1
         return self.log_sums[np.minimum(steps, last)] + self.log_slope * np.maximum(steps - last, 0)
 
-    def _reach(self, completed_steps: int) -> None:
-        """Make ``decay`` long enough for every J <= K, and ``log_sums`` for every s <= K."""
-        self.decay = self._idle_decay.left(completed_steps)
-        self._reach_log(completed_steps + 1)
-
     def _reach_log(self, end: int) -> None:
+        """Make ``log_sums`` long enough for every step before ``end``."""
         settled = self.optimizer.schedule.settled
         while not self._log_done and len(self.log_sums) < end:
             first = len(self.log_sums)
@@ -182,9 +174,7 @@ class DeferredUpdateCoefficients:
         idle, owing = self._idle(last_update_step)
         decay = self.decay[np.minimum(idle, len(self.decay) - 1)]
         if self._weight_decay:
-            last = len(self.log_sums) - 1
-            then = self.log_sums[np.minimum(last_update_step, last)]
-            then = then + self.log_slope * np.maximum(last_update_step - last, 0)
+            then = self._log_sums_at(last_update_step)
             decay = decay * np.where(owing, np.exp(self.log_now - then), 1.0)
         if not self.momentum:
             return decay, []
@@ -202,11 +192,7 @@ class DeferredUpdateCoefficients:
         return _movements(np.where(owing[:, None], pairs[:, :, 0], 0.0), pairs[:, :, 1])
 
     def _idle(self, last_update_step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (steps since each row's last touch, int64 [n]; flags of rows with a deferred update, bool [n]).
-
-        Raises:
-            ValueError: a row was last touched after the completed steps.
-        """
+        """Return (steps since each row's last touch, int64 [n]; flags of rows with a deferred update, bool [n])."""
         owing = np.ones(last_update_step.shape, dtype=bool) if self.from_start else last_update_step > 0
         idle = np.where(owing, self.completed_steps - last_update_step.astype(np.int64), 0)
         if idle.size and idle.min() < 0:

@@ -37,8 +37,7 @@ class Products:
     def of(self, ages: np.ndarray) -> np.ndarray:
         """Return P_J for each J in ``ages``, an integer array of any shape."""
         values = self.up_to(int(ages.max(initial=0)))
-        found: np.ndarray = values[np.clip(ages, 0, len(values) - 1)]
-        return found
+        return values[np.clip(ages, 0, len(values) - 1)]
 
 
 class SteadyDecay:
@@ -69,9 +68,9 @@ class SteadyDecay:
 class DecayByEpoch:
     """No decay in the first epoch; then P_{K-s}, with ACROSS_EPOCHS times alpha where an epoch began since s.
 
-    Epochs have ``epoch_steps`` steps and begin after step 0, ``epoch_steps``, 2 ``epoch_steps`` and so on. The epoch
-    after b steps has begun if K > b: an evaluation after step b reads the rows as the epoch before left them. A touch
-    resets the age of a row, and does not decay it.
+    The methods are those of :class:`SteadyDecay`. Epochs have ``epoch_steps`` steps and begin after step 0,
+    ``epoch_steps``, 2 ``epoch_steps`` and so on. The epoch after b steps has begun if K > b: an evaluation after step b
+    reads the rows as the epoch before left them. A touch resets the age of a row, and does not decay it.
     """
 
     def __init__(self, alpha: float, epoch_steps: int) -> None:
@@ -80,7 +79,6 @@ class DecayByEpoch:
         self._known: dict[int, np.ndarray] = {}
 
     def left(self, completed_steps: int) -> np.ndarray:
-        """Return F(K - J, K) for J = 0, 1, ... float64; the last entry holds for every later J."""
         if completed_steps not in self._known:
             while len(self._known) > 1:
                 del self._known[next(iter(self._known))]
@@ -96,14 +94,12 @@ class DecayByEpoch:
         return np.concatenate([self._within.of(np.arange(age)), across[age:] if age < len(across) else across[-1:]])
 
     def kept(self, steps: np.ndarray, horizon: int) -> np.ndarray:
-        """Return the factors by which ``steps`` decay rows of age J = 1 .. ``horizon``, [n, horizon]."""
         after = steps[:, None]
         touched = after - np.arange(1, horizon + 1)
         now, before = self._share(touched, after), self._share(touched, after - 1)
         return np.divide(now, before, out=np.zeros_like(now), where=before > 0.0)
 
     def future(self, steps: np.ndarray, horizon: int) -> np.ndarray:
-        """Return F(s, s + j) of rows touched at each s of ``steps``, for j = 1 .. ``horizon``, float64 [n, horizon]."""
         return self._share(steps[:, None], steps[:, None] + np.arange(1, horizon + 1))
 
     def steps_until(self, vanished: float) -> int:

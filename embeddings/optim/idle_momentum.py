@@ -8,8 +8,6 @@ of a step do not depend on the step from which the computation began.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from embeddings.optim import quadrature
@@ -21,23 +19,15 @@ from embeddings.optim.momentum_terms import MomentumTerms
 _STEPS, _AGES = 64, 1 << 18
 
 
-class Tables(NamedTuple):
-    """Tables of one step: ``movements`` [J* + 1, n, 2] and ``lookahead`` [n, 2], pairs of drift and eps term."""
-
-    movements: np.ndarray
-    lookahead: np.ndarray
+Tables = tuple[np.ndarray, np.ndarray]
+"""Tables of one step: ``movements`` [J* + 1, n, 2] and ``lookahead`` [n, 2], pairs of drift and eps term."""
 
 
 class IdleMomentum:
-    """Tables for an optimizer whose momentum moves idle rows.
+    """Tables for an optimizer with beta1 above 0 and dense moments, so that momentum moves idle rows.
 
-    Args:
-        optimizer: has beta1 above 0 and dense moments.
-        decay: adaptive decay of idle rows.
-        momentum_steps: number of terms that matter in a sum.
-        horizon: J*, at least ``momentum_steps``.
-        ahead: True if rows are stored ahead of their momentum.
-        smallest: the smallest eps term.
+    ``momentum_steps`` is the number of terms that matter in a sum, and ``horizon``, J*, no less. With ``ahead`` rows
+    are stored ahead of their momentum. ``smallest`` is the smallest eps term.
     """
 
     def __init__(
@@ -135,7 +125,7 @@ class IdleMomentum:
         if self.ahead:
             weights, points = quadrature.gauss_rule(touched.T, terms.basis)
             lookahead[..., 0], lookahead[..., 1] = weights, terms.eps_terms(self._first_terms(steps[:, 0] + 1), points)
-        return [Tables(*each) for each in zip(movements, lookahead, strict=True)]
+        return list(zip(movements, lookahead, strict=True))
 
     def without_decay(self, steps: np.ndarray, completed: int) -> np.ndarray:
         """Return (drift, eps term), without decay, of rows last touched at ascending ``steps``: [len(steps), n, 2]."""

@@ -38,12 +38,8 @@ class Terms(NamedTuple):
 class MomentumTerms:
     """The terms eta_t r^j c_t m / (sqrt(v) + eps a_j), log a_j = point of t + ``slope`` j (a_j^2 if eps is inside).
 
-    Args:
-        optimizer: an Adam whose momentum moves idle rows.
-        ahead: True if rows are stored ahead.
-        alpha: alpha of the decay that must be undone if rows are stored ahead; 0: no decay.
-        horizon: J*, the number of terms of a sum.
-        smallest: the smallest eps term.
+    With ``ahead`` rows are stored ahead, and a decay of ``alpha`` must be undone. ``horizon`` is the number of terms of
+    a sum, ``smallest`` the smallest eps term.
     """
 
     def __init__(self, optimizer: Adam, ahead: bool, alpha: float, horizon: int, smallest: float) -> None:
@@ -74,8 +70,7 @@ class MomentumTerms:
     def eps_terms(self, starts: np.ndarray | float, points: np.ndarray) -> np.ndarray:
         """Return eps a for nodes with log a = ``starts`` + ``points``, within limits."""
         widened = np.minimum(starts + np.clip(points, 0.0, self._widest), self._largest)
-        eps_terms: np.ndarray = np.maximum(self.optimizer.eps * np.exp(widened), self.smallest)
-        return eps_terms
+        return np.maximum(self.optimizer.eps * np.exp(widened), self.smallest)
 
     def _block(self, number: int) -> Terms:
         if number not in self._blocks:
@@ -162,5 +157,4 @@ def _largest_error(exact: np.ndarray, weights: np.ndarray, points: np.ndarray, a
 def _sum_by_v(weights: np.ndarray, points: np.ndarray, at: np.ndarray, inside: bool) -> np.ndarray:
     """Return sqrt(v) sum_j w_j / (sqrt(v) + e^{y_j}) for each v, given the logarithms ``at``."""
     exponents = np.exp(np.minimum(points[:, None] - at, 500.0))
-    total: np.ndarray = (weights[:, None] * (1.0 + exponents) ** (-0.5 if inside else -1.0)).sum(axis=0)
-    return total
+    return (weights[:, None] * (1.0 + exponents) ** (-0.5 if inside else -1.0)).sum(axis=0)

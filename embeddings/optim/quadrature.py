@@ -98,10 +98,7 @@ def gauss_rule(sums: np.ndarray, basis: Basis) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _jacobi(sums: np.ndarray, basis: Basis) -> tuple[np.ndarray, np.ndarray]:
-    """Return the Jacobi matrices' diagonals [n, m] and squared off-diagonals [n - 1, m].
-
-    The coefficients come from the modified Chebyshev algorithm.
-    """
+    """Return the Jacobi matrices' diagonals [n, m] and squared off-diagonals [n - 1, m] (modified Chebyshev)."""
     count = len(sums) // 2
     means, squares = basis.means[:, None], basis.squares[:, None]
     diagonal, beside = np.empty((count, sums.shape[1])), np.zeros((count - 1, sums.shape[1]))

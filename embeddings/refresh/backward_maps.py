@@ -50,13 +50,8 @@ def backward_maps(
 ) -> list[GenerationMap]:
     """Return the maps from a new generation to earlier generations, newest first; some may be held.
 
-    Args:
-        target: the collection.
-        parent: the version that was served before the change.
-        keep_generations: most generations that maps lead to.
-        same_coordinates: True if the new generation has the coordinates of the parent's.
-        seed: seed of the sample and the folds.
-        written: the first version of the new generation.
+    ``parent`` is the version that was served before the change, ``written`` the first version of the new generation.
+    With ``same_coordinates`` both have the same coordinates. ``seed`` is that of the sample and the folds.
     """
     generations = [parent.manifest.anchor_generation, *target.earlier_generations(parent.version)][:keep_generations]
     old, new = shared_found(parent, written)
@@ -148,7 +143,6 @@ def _kept(frozen: probe.Probe, keys: Array, outputs: Array, predicted: Array) ->
 
 
 def _reasons(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the reasons for which a map with these figures is not served."""
     reasons = []
     remedy = "check that ids mean the same items as before the change, or retrain the consumers"
     if not figures["r2"] >= MIN_R2:

@@ -42,7 +42,6 @@ class TaskAdvice:
     Attributes:
         tried: the vectors themselves, then each sigma at each dim.
         majority: the share of the most frequent class among the ``num_held_out`` items.
-        standard_error: standard error of the highest accuracy, on ``num_held_out`` items.
     """
 
     tried: tuple[Accuracy, ...]
@@ -62,6 +61,7 @@ class TaskAdvice:
 
     @property
     def standard_error(self) -> float:
+        """The standard error of the highest accuracy."""
         highest = max(one.accuracy for one in self.tried)
         return float(np.sqrt(highest * (1 - highest) / self.num_held_out))
 

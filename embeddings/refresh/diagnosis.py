@@ -104,10 +104,8 @@ class Diagnosis:
 def diagnose(checks: Sequence[Check], lineage: Mapping[str, Any] | None) -> Diagnosis | None:
     """Return the diagnosis of the failed checks; None if no check failed.
 
-    Args:
-        checks: checks of the gate.
-        lineage: lineage of the run. Its ``drift`` lists figures of the rows that moved since the parent run, each with
-            a ``message``; None or absent without a parent.
+    ``drift`` in the ``lineage`` of the run lists figures of the rows that moved since the parent run, each with a
+    ``message``; None or absent without a parent.
     """
     failed = [Failure.of(check) for check in checks if check.verdict == "fail"]
     if not failed:

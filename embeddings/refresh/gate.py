@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ class Check:
             "bound": "at_most" if self.at_most else "at_least",
             "verdict": self.verdict,
             "remedy": self.remedy if self.verdict == "fail" else "",
-            "usual": None if self.usual is None else self.usual.as_json(),
+            "usual": None if self.usual is None else asdict(self.usual),
         }
 
 
@@ -109,7 +109,7 @@ class Verdict:
     ``passed`` is True if no check failed. ``reasons`` lists the failed checks, one sentence for each remedy.
     """
 
-    checks: tuple[Check, ...] = field(default=())
+    checks: tuple[Check, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -88,7 +88,6 @@ class Alignment:
     Attributes:
         onto: the version it was aligned onto, None in a new generation.
         rotation: R [d, d], None if the candidate was not rotated.
-        note: a remark for the manifest.
     """
 
     onto: str | None = None
@@ -122,9 +121,8 @@ class Alignment:
                 return cls(anchor.version, _rotation_onto(anchor, candidate))
             except (TooFewShared, UnknownVersion) as error:
                 note = f"aligned onto the parent instead of the anchor {generation.anchor_version}: {error}"
-        if start is not None:
-            return cls(start.version, _rotation_onto(start, candidate), note)
-        return cls(parent.version, _rotation_onto(parent, candidate), note)
+        onto = parent if start is None else start
+        return cls(onto.version, _rotation_onto(onto, candidate), note)
 
     @property
     def kind(self) -> str:

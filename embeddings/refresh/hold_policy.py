@@ -29,14 +29,12 @@ class HoldDecision:
 
     Attributes:
         hold_for: reasons for which it is held; empty: it is published.
-        in_a_row: number of versions held in a row, this candidate included, if it is held.
         sound: True if the next refresh may continue from its rows: nothing is wrong with run, rows or model.
         released: the manifest's entry on the series of held versions that its publication ends; None: it ends none.
         not_released: reason why a held candidate does not end the series; None for a candidate that is not held.
     """
 
     hold_for: list[str]
-    in_a_row: int
     sound: bool
     released: dict[str, Any] | None = None
     not_released: str | None = None
@@ -51,20 +49,16 @@ def hold_or_release(
 ) -> HoldDecision:
     """Decide if a candidate is held.
 
-    Args:
-        verdict: the gate's verdict on the candidate.
-        gate: the gate's mode and rules for the collection.
-        others: more reasons to hold it, which apply in every mode of the gate.
-        held: manifests of the versions held in a row before it, oldest first.
-        models: comparison of its model with the served one; None: they were not compared.
+    ``others`` are more reasons to hold it, which apply in every mode of the gate, and ``held`` the manifests of the
+    versions held in a row before it, oldest first.
     """
     sound = is_sound(verdict, models)
     if gate.mode != "enforce" or verdict.passed:
-        return HoldDecision(list(others), len(held) + 1, sound)
+        return HoldDecision(list(others), sound)
     not_released = _not_released(verdict, gate, held, models)
     if not_released is not None or others:
-        return HoldDecision([*others, *verdict.reasons], len(held) + 1, sound, not_released=not_released)
-    return HoldDecision([], len(held) + 1, sound, {"in_a_row": _num_sound(held) + 1, "failed": verdict.failed})
+        return HoldDecision([*others, *verdict.reasons], sound, not_released=not_released)
+    return HoldDecision([], sound, {"in_a_row": _num_sound(held) + 1, "failed": verdict.failed})
 
 
 def is_sound(verdict: Verdict, models: ModelComparison | None) -> bool:

@@ -19,8 +19,7 @@ SIGMAS = (DEFAULT_SIGMA, 1.0, 2.0, 4.0, 8.0)
 
 def kernel(left: Array, right: Array, sigma: float) -> Array:
     """Return K(h, h') = exp(-sigma^2 |h - h'|^2 / 2) of unit rows [n, d] and [m, d]: [n, m]."""
-    products: Array = np.exp(sigma**2 * (left @ right.T - 1.0))
-    return products
+    return np.exp(sigma**2 * (left @ right.T - 1.0))
 
 
 def kernel_alignment(vectors: Array, classes: Array, sigma: float = DEFAULT_SIGMA) -> tuple[float, float]:
@@ -57,8 +56,7 @@ def nadaraya_watson(
         right = float(((weights @ votes).argmax(axis=1) == known_classes).mean())
         if right > best_right:
             best, best_right = sigma, right
-    answers: Array = (kernel(asked, known, best) @ votes).argmax(axis=1)
-    return answers
+    return (kernel(asked, known, best) @ votes).argmax(axis=1)
 
 
 def diagnostics(vectors: Array, classes: Array, held_out: Array, num_classes: int) -> dict[str, float]:
@@ -81,5 +79,4 @@ def _spread(rows: Array) -> Array:
     """Return at most MAX_PAIRED of the row numbers ``rows``, at even distances."""
     if len(rows) <= MAX_PAIRED:
         return rows
-    spread: Array = rows[np.linspace(0, len(rows) - 1, MAX_PAIRED).astype(np.int64)]
-    return spread
+    return rows[np.linspace(0, len(rows) - 1, MAX_PAIRED).astype(np.int64)]

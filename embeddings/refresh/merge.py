@@ -205,17 +205,10 @@ def plan(
         served = served[order]
         rows = np.concatenate([rows, np.full(len(carried), -1)])[order]
         parent_rows = np.concatenate([parent_rows, carried])[order]
-        statuses = np.concatenate([statuses, _as_carried(parent.statuses[carried])])[order]
-        before = _or_zero(parent.carried_for, carried)
+        status = np.where(parent.statuses[carried] == UNCERTAIN, UNCERTAIN, CARRIED).astype(np.uint8)
+        statuses = np.concatenate([statuses, status])[order]
+        before = np.zeros(len(carried), np.int32) if parent.carried_for is None else parent.carried_for[carried]
         carried_for = np.concatenate([carried_for, before + np.int32(1)])[order]
         since = np.full(len(carried), today, np.int32) if parent.last_found is None else parent.last_found[carried]
         last_found = np.concatenate([last_found, since])[order]
     return Plan(served, rows, parent_rows, statuses, carried_for, last_found, num_without - num_rescued, num_new)
-
-
-def _as_carried(statuses: Array) -> Array:
-    return np.where(statuses == UNCERTAIN, UNCERTAIN, CARRIED).astype(np.uint8)
-
-
-def _or_zero(column: Array | None, rows: Array) -> Array:
-    return np.zeros(len(rows), np.int32) if column is None else column[rows]

@@ -17,15 +17,13 @@ class ModelDifference:
     """One metric of both models on the same rows.
 
     Attributes:
-        metric: name of the metric, such as ``auc``.
         slice: ``all``, or COLUMN=VALUE of ``evaluation.slices``.
         rows: number of rows, or of users if the metric is a mean over users.
-        low: lower end of the interval of the improvement, in units of the metric; positive is better.
-        high: upper end of that interval.
+        low, high: ends of the interval of the improvement, in units of the metric; positive is better.
         popularity: the metric of a ranking only by popularity; None for metrics of labelled rows.
         lower_is_better: True for losses and errors.
-        served_error: standard error of ``served``; 0 if an earlier release made the comparison.
-        candidate_error: standard error of ``candidate``.
+        served_error, candidate_error: standard errors of ``served`` and ``candidate``; 0 if an earlier release made the
+            comparison.
     """
 
     metric: str

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from embeddings.store import Collection
 
 SETTINGS = "canary"
-"""File of a probe's settings; its lists by item are in :data:`embeddings.store.collection.settings.LISTS_BY_ITEM`."""
+"""File of a probe's settings; its lists by item are in :data:`embeddings.store.collection.erasure.LISTS_BY_ITEM`."""
 MAX_ITEMS = 20_000
 MAX_CLASSES = 256
 MIN_ITEMS = 100
@@ -66,8 +66,7 @@ def fit(features: Array, classes: Array, num_classes: int, *, l2: float = L2, nu
 
 def _softmax(logits: Array) -> Array:
     odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-    shares: Array = odds / odds.sum(axis=1, keepdims=True)
-    return shares
+    return odds / odds.sum(axis=1, keepdims=True)
 
 
 # --- registering -----------------------------------------------------------------------------------------------------
@@ -173,8 +172,7 @@ def predict(probe: Probe, vectors: Array) -> Array:
     dim, num_classes = int(probe["dim"]), len(probe["classes"])
     weights = _unpacked(probe["weights"]).reshape(dim, num_classes)
     scores = np.nan_to_num(unit_rows(vectors)[0]) @ weights + _unpacked(probe["intercept"])
-    codes: Array = scores.argmax(axis=1)
-    return codes
+    return scores.argmax(axis=1)
 
 
 def _packed(numbers: Array) -> str:

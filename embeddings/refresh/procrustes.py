@@ -102,22 +102,16 @@ def turn_rows(rows: Array, rotation: Array | None) -> Array:
     in which zero rows stay zero and rows that are not finite become NaN. Without a rotation it is unit(rows).
     """
     if rotation is not None and squares_of(rows) is not None:
-        turned: Array = rows @ rotation.astype(np.float32)
-        return turned
+        return rows @ rotation.astype(np.float32)
     directions, _ = unit_rows(rows)
     return directions if rotation is None else directions @ rotation
 
 
-def rotate_rows(rows: Array, rotation: Array | None) -> Array:
-    """Return unit(rows) R, float32 [n, d], of one chunk; without a rotation just the directions.
+class Rotated(Rows):
+    """Rows unit(vectors) R, float32, computed when they are read; without a rotation just the directions.
 
     Zero rows stay zero, rows that are not finite become NaN.
     """
-    return unit_float32(turn_rows(rows, rotation))
-
-
-class Rotated(Rows):
-    """Rows unit(vectors) R, computed when they are read (see ``rotate_rows``)."""
 
     def __init__(self, vectors: Vectors, rotation: Array | None):
         super().__init__(*vectors.shape)
@@ -126,7 +120,7 @@ class Rotated(Rows):
 
     def read(self, rows: slice | Array) -> Array:
         given = self._vectors[rows] if isinstance(rows, slice) else take(self._vectors, rows)
-        return rotate_rows(given, self._rotation)
+        return unit_float32(turn_rows(given, self._rotation))
 
 
 class Turned(Rows):
@@ -143,5 +137,5 @@ class Turned(Rows):
 
 
 def rotate(vectors: Vectors, rotation: Array | None) -> Array:
-    """Return unit(vectors) R as float32 [n, d], all of it in memory, computed by chunks (see ``rotate_rows``)."""
+    """Return unit(vectors) R as float32 [n, d], all of it in memory, computed by chunks (see :class:`Rotated`)."""
     return np.asarray(Rotated(vectors, rotation))

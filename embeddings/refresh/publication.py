@@ -30,7 +30,6 @@ class Publication:
         held_since: time at which the first of these was held.
         max_held: number of versions held in a row that raises an alert.
         released: the series of held versions that this publication ends (embeddings.refresh.hold_policy), or None.
-        maps: maps to earlier generations, as in the manifest; empty if it opens none.
         quality: held-out metric of the model, with that of the version before; None if unknown.
         proposed_canary: text that proposes a probe; None for a held version, and if the collection has a probe.
     """

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -45,13 +45,7 @@ from embeddings.refresh.publication import KEEP_LAST, Publication, conclude, ear
 from embeddings.refresh.record import RefreshRecord
 from embeddings.refresh.scratch import is_scratch
 from embeddings.refresh.served_rows import ServedRows, few_occurrences, items_served
-from embeddings.refresh.settings import (
-    Expiry,
-    Gate,
-    MovingAverage,
-    Settings,
-    View,
-)
+from embeddings.refresh.settings import Expiry, Gate, MovingAverage, Settings, View
 from embeddings.refresh.usual import usual_metrics
 from embeddings.refresh.windows import shorter_than_before
 from embeddings.store import Collection, IdsErased, Store, StoreError, StoreUnavailable, VersionReader, ViewExists
@@ -62,15 +56,7 @@ from embeddings.vectors.item_vectors import UNCERTAIN, Array, ItemVectors
 from embeddings.vectors.lazy_rows import Vectors
 from embeddings.vectors.user_vectors import UserVectors
 
-__all__ = [
-    "Expiry",
-    "Gate",
-    "MovingAverage",
-    "RefreshRequest",
-    "Settings",
-    "View",
-    "publish_candidate",
-]
+__all__ = ["Expiry", "Gate", "MovingAverage", "RefreshRequest", "Settings", "View", "publish_candidate"]
 
 NORM_FLOOR = 1e-12
 ATTEMPTS = 3
@@ -83,34 +69,29 @@ QUALITY_BEFORE = ("metric", "validation", "test")
 class RefreshRequest:
     """A run's item rows and facts about the run; most arguments have defaults.
 
-    Args:
+    Attributes:
         candidate: raw rows with deferred momentum but *without* deferred decay, which keeps a row's direction but may
             turn the row to zero. ``norms`` are those to be served; ``evidence`` is False for rows never touched;
             ``counts`` are occurrences in training. Rows without evidence, not finite, or with a norm up to
             ``norm_floor`` are carried from the parent, or missing.
-        publish: settings of average, gate, views and expiry.
-        job_id: the job that made the candidate.
         parent_version: the version that was current when the job *started*, None if there was none. For a job that
             publishes several times it is the version served now.
         start_version: the held version whose rows the run continued from; None if it started from the served version.
         model: name of the model family, which together with dim determines the geometry. A new anchor generation
             begins if it or dim changes, or if alignment is on and fewer than 12 d items are shared. Under ``enforce``
             the gate holds such a version until somebody promotes it.
-        norm_floor: rows with at most this norm count as having no direction.
         keep_last: number of versions that retention keeps after a publication, None for all.
         seed: seed of the samples on which the gate measures.
         retired: ids that training has given up (docs/adr/0045). Their vectors are not carried on from the parent,
             unless the candidate has a row for them.
         today: today, in days since 1970-01-01 UTC, for ``publish.expire``.
         fence: function called before the switch; if it raises, the version stays a candidate.
-        lineage: inputs of the run, for the manifest.
         training_step: for a job that publishes several times, the number of its steps before the candidate was taken.
         models: comparison of the run's model with the served one on held-out rows; None: they were not compared.
         remedies: what to do about a failed check, by metric, where the job's kind decides it.
         quality: held-out metric of the model in the published epoch (trainer.runs.published_epoch); None: unknown.
         proposed_canary: text that proposes a probe; kept if the collection has none.
         users: users in the coordinates of ``candidate``, with every part of a score except the items; None: only items.
-        users_feature: feature that has the users' ids.
     """
 
     candidate: ItemVectors
@@ -186,14 +167,6 @@ def publish_candidate(store: Store, collection: str, request: RefreshRequest) ->
     return conclude(target, written, request.keep_last, request.fence)
 
 
-class _Assessment(NamedTuple):
-    """The gate's verdict, the metrics, and the names of the probes used; None for those that were not measured."""
-
-    verdict: Verdict
-    metrics: Metrics
-    probes: list[str] | None
-
-
 @dataclass(frozen=True)
 class _Refresh:
     """The steps from a candidate to a written version."""
@@ -219,30 +192,23 @@ class _Refresh:
         removed = RemovedItems.of(parent, previous, candidate, request.retired, erased, publish.expire, request.today)
         alignment = Alignment.of(target, parent, candidate, publish, generation, start)
         aligned = replace(candidate, vectors=Rotated(candidate.vectors, alignment.rotation))
-        assessment = self._assess(previous, aligned, live, removed, generation)
+        verdict, metrics, probes = self._assess(previous, aligned, live, removed, generation)
 
         served = plan(
             previous, candidate.keys, candidate.evidence, allowed, removed.all, request.today,
             few=few_occurrences(candidate, publish.evidence),
         )  # fmt: skip
         if not len(served):
-            return nothing_written(
-                target.name, ["no item has a vector: check the training data", *assessment.verdict.reasons]
-            )
+            return nothing_written(target.name, ["no item has a vector: check the training data", *verdict.reasons])
         hold_for = _create_views(target, publish.views, candidate, generation.number)
-        decision = hold_or_release(
-            assessment.verdict,
-            publish.gate,
-            hold_for,
-            held_in_a_row(target),
-            request.models if generation.continues else None,
-        )
+        models = request.models if generation.continues else None
+        decision = hold_or_release(verdict, publish.gate, hold_for, held_in_a_row(target), models)
         if decision.released is not None and parent is not None:
             decision.released["same_coordinates"] = same_coordinates(target, generation)
             generation = generation.opened(target)
             decision.released["generation"] = generation.number
             _copy_views(target, parent, generation.number)
-        diagnosis = diagnose(assessment.verdict.checks, request.lineage)
+        diagnosis = diagnose(verdict.checks, request.lineage)
         rows = ServedRows(
             served, candidate.vectors, alignment.rotation, None if previous is None else previous.vectors, publish.ema
         )
@@ -256,8 +222,8 @@ class _Refresh:
             erased=int(np.count_nonzero(~allowed)),
             gate_mode=publish.gate.mode,
             drift_from=drift_from(target, parent, generation),
-            canaries=assessment.probes,
-            metrics={name: value for name, value in assessment.metrics.items() if np.isfinite(value)},
+            canaries=probes,
+            metrics={name: value for name, value in metrics.items() if np.isfinite(value)},
             comparison=None if request.models is None else request.models.as_json(),
             max_held=publish.gate.max_held,
             sound=decision.sound,
@@ -265,7 +231,7 @@ class _Refresh:
             not_released=decision.not_released,
             diagnosis=None if diagnosis is None else diagnosis.as_dict(),
             hold_for=decision.hold_for,
-            remarks=assessment.verdict.reasons,
+            remarks=verdict.reasons,
             training_step=request.training_step,
             quality=self._quality(),
             proposed_canary=None if target.settings(probe.SETTINGS) else request.proposed_canary,
@@ -278,7 +244,7 @@ class _Refresh:
             anchor_version=generation.anchor_version,
             missing=served.num_missing,
             alignment=partial(self._alignment_record, alignment, generation, previous, rows),
-            gate=[check.as_dict() for check in assessment.verdict.checks],
+            gate=[check.as_dict() for check in verdict.checks],
             extra=record.as_dict(),
             rotation=alignment.rotation,
             maps=self._backward_maps(generation, decision.released is not None),
@@ -365,10 +331,11 @@ class _Refresh:
         live: Array,
         removed: RemovedItems,
         generation: Generation,
-    ) -> _Assessment:
+    ) -> tuple[Verdict, Metrics, list[str] | None]:
+        """Return the gate's verdict, the metrics, and the names of the probes used; None if nothing was measured."""
         target, parent, request = self.target, self.parent, self.request
         if request.publish.gate.mode == "off":
-            return _Assessment(Verdict(), {}, None)
+            return Verdict(), {}, None
         probes = {} if previous is None else probe.probes_of(target, same_coordinates(target, generation))
         if previous is not None and removed.all.any():
             previous = previous.take(np.flatnonzero(~removed.all))
@@ -385,7 +352,7 @@ class _Refresh:
         usual = {} if previous is None else usual_metrics(target, parent_version, request.model)
         own = {} if previous is None else dict(request.publish.gate.limits or {})
         verdict = Verdict((*generation.checks, *decide(metrics, Limits(own, usual), request.remedies).checks))
-        return _Assessment(verdict, metrics, sorted(probes))
+        return verdict, metrics, sorted(probes)
 
     def _alignment_record(
         self,

@@ -15,27 +15,17 @@ class RefreshRecord:
 
     Attributes:
         model: the settings besides dim that determine the geometry; None if unknown.
-        lineage: inputs of the run, such as its window and start version.
         new: number of items that the parent did not have.
         uncertain: number of items that are served as uncertain.
-        retired: number of the parent's items that training gave up.
-        expired: number of the parent's items that were carried for too long.
+        retired, expired: numbers of the parent's items that training gave up, or that were carried for too long.
         erased: number of the candidate's items that were erased.
-        gate_mode: mode of the gate that judged it.
-        drift_from: the version that drift is counted from.
         canaries: names of the probes that took part, None if nothing was measured.
         metrics: every finite metric, with or without a limit.
-        comparison: figures of the model and of the served one on the same rows.
-        max_held: number of versions held in a row that raises an alert.
-        sound: True if the next refresh may continue from its rows.
-        released: the series of held versions that it ends.
-        not_released: reason why it does not end the series.
+        sound, released, not_released, hold_for: as in :class:`embeddings.refresh.hold_policy.HoldDecision`.
         diagnosis: the failed checks, by how much they failed, and the cause.
-        hold_for: reasons for which it is held; empty: it is published.
         remarks: failed checks, also of a version that is published.
-        training_step: its training step, for jobs that publish repeatedly.
-        quality: the held-out metric of its model's published epoch, with that of the parent in ``before``.
-        proposed_canary: text that proposes a probe, if the collection has none.
+        training_step, proposed_canary: as in :class:`embeddings.refresh.publish.RefreshRequest`.
+        quality: the same, with that of the parent in ``before``.
     """
 
     model: str | None = None

@@ -59,19 +59,11 @@ class ServedRows(Rows):
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        candidate: Vectors,
-        rotation: Array | None,
-        parent: Vectors | None,
-        ema: MovingAverage | None,
+        self, plan: Plan, candidate: Vectors, rotation: Array | None, parent: Vectors | None, ema: MovingAverage | None
     ):
         super().__init__(len(plan), candidate.shape[1])
-        self._plan = plan
-        self._candidate = candidate
-        self._rotation = rotation
-        self._parent = parent
-        self._ema = ema
+        self._plan, self._candidate, self._rotation = plan, candidate, rotation
+        self._parent, self._ema = parent, ema
         self.reset = np.zeros(len(plan), dtype=np.bool_)
 
     def read(self, rows: slice | Array) -> Array:
@@ -120,8 +112,7 @@ def few_occurrences(candidate: ItemVectors, evidence: Evidence) -> Array | None:
     """Flag the candidate's items with fewer than ``min_count`` occurrences, bool [n]; None if none is to be marked."""
     if not evidence.mark_uncertain or candidate.counts is None:
         return None
-    few: Array = candidate.counts < evidence.min_count
-    return few
+    return candidate.counts < evidence.min_count
 
 
 def _biases(served: Plan, previous: ItemVectors | None, candidate: ItemVectors) -> Array | None:

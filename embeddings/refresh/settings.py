@@ -68,10 +68,7 @@ class View:
 
 @dataclass(frozen=True)
 class Settings:
-    """Publishing settings.
-
-    ``keep_generations``: most earlier generations that a new generation has maps to.
-    """
+    """Publishing settings."""
 
     align: bool = True
     ema: MovingAverage | None = field(default_factory=MovingAverage)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,19 +49,13 @@ class Usual:
         return cls(median, _NORMAL * float(np.median(np.abs(np.asarray(values) - median))), len(values))
 
     def limit(self, least_spread: float, standard_error: float, at_most: bool) -> float:
-        """Return the limit: ``WIDTH`` spreads from the median, towards the bad side.
+        """Return the limit: ``WIDTH`` spreads from the median, towards the bad side (up if ``at_most``).
 
-        Args:
-            least_spread: least standard deviation that is assumed.
-            standard_error: standard error of the candidate's own value.
-            at_most: True where large values are bad.
+        The spread is at least ``least_spread`` and the ``standard_error`` of the candidate's own value.
         """
         early = EARLY if self.refreshes < MIN_REFRESHES else 1.0
         width = WIDTH * max(self.spread, early * least_spread, standard_error)
         return self.median + (width if at_most else -width)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def usual_metrics(collection: Collection, parent: str | None, model: str) -> dict[str, Usual]:

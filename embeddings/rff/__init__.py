@@ -10,8 +10,8 @@ from embeddings.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from embeddings.rff.features import DEFAULT_SIGMA as DEFAULT_SIGMA
-    from embeddings.rff.features import FREQUENCIES as FREQUENCIES
     from embeddings.rff.features import RandomFourierFeatures as RandomFourierFeatures
     from embeddings.rff.features import digest as digest
+    from embeddings.rff.frequencies import FREQUENCIES as FREQUENCIES
 
 __getattr__ = lazy_exports(__name__)

@@ -97,23 +97,16 @@ def dim_for(
     """Find the smallest dim at which the largest kernel error on the user's own vectors is at most ``epsilon``.
 
     Multiples of 2d are tried, in growing steps. Errors are measured over all pairs of the sampled vectors, with the
-    same frequencies as a view with this seed.
-
-    Args:
-        epsilon: the kernel error to reach.
-        vectors: [n, d]; zero rows are left out.
-        sigma: scale of the kernel.
-        seed: seed of the frequencies.
-        frequencies: one of ``FREQUENCIES``.
-        num_sampled: number of sampled vectors.
-        max_dim: the largest dim to try.
+    same frequencies as a view with this seed. Zero rows of ``vectors`` [n, d] are left out.
 
     Raises:
         ValueError: epsilon outside [MIN_EPSILON, 1), or fewer than two vectors.
     """
     if not MIN_EPSILON <= epsilon < 1:
         raise ValueError(f"epsilon is {epsilon}, expected a kernel error between {MIN_EPSILON:g} and 1")
-    directions = _sampled(vectors, num_sampled)
+    directions = _directions(vectors, num_sampled)
+    if len(directions) < 2:
+        raise ValueError("at least two vectors with a direction are needed to measure a kernel error")
     pairs, exact = _pairs(directions, sigma)
     dim_in = directions.shape[1]
     measured = _Measured(directions, pairs, exact, sigma, seed, frequencies)
@@ -218,13 +211,6 @@ def _directions(vectors: Vectors, num_sampled: int) -> Array:
     return directions
 
 
-def _sampled(vectors: Vectors, num_sampled: int) -> Array:
-    directions = _directions(vectors, num_sampled)
-    if len(directions) < 2:
-        raise ValueError("at least two vectors with a direction are needed to measure a kernel error")
-    return directions
-
-
 def _pairs(directions: Array, sigma: float) -> tuple[Any, Array]:
     """Return (indices of all pairs, K of each pair)."""
     pairs = np.triu_indices(len(directions), 1)
@@ -244,10 +230,7 @@ class _Measured:
         self._num_summed = 0
 
     def errors(self, num_frequencies: int) -> tuple[float, float]:
-        """Return the (largest, root mean square) error with the first ``num_frequencies``.
-
-        ``num_frequencies`` must not be smaller than in an earlier call.
-        """
+        """Return the (largest, root mean square) error with the first ``num_frequencies``, no fewer than before."""
         if num_frequencies > len(self.frequencies):
             num_drawn = max(num_frequencies, 2 * len(self.frequencies))
             self.frequencies = draw_frequencies(self._directions.shape[1], 2 * num_drawn, *self._drawn)

@@ -26,10 +26,7 @@ _ONNX_IR = 8
 
 
 def layer_metadata(features: RandomFourierFeatures, described: Mapping[str, Any]) -> dict[str, str]:
-    """Return the metadata that both formats store with U, as strings.
-
-    The metadata are ``described``, the formula, and the sha256 of the U in the file.
-    """
+    """Return the metadata that both formats store with U: ``described``, the formula, and the sha256 of U."""
     return {
         **{key: str(value) for key, value in described.items()},
         "formula": FORMULA,

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 class MapParameters:
     """Parameters of a view's feature map; a parameter that this kind of map does not use is None.
 
-    Attributes:
-        sigma: a positive scale.
-        seed: uint32.
-        frequencies: distribution of the matrix, one of ``FREQUENCIES``.
+    ``sigma`` is a positive scale, ``seed`` a uint32, and ``frequencies`` one of ``FREQUENCIES``.
     """
 
     dim_in: int
@@ -30,12 +27,7 @@ class MapParameters:
 
 
 class FeatureMap(ABC):
-    """A fixed map of item vectors. Views of its kind serve the mapped vectors.
-
-    Args:
-        parameters: parameters of the view.
-        matrix: result of ``draw`` at the view's creation; None for a map without a matrix.
-    """
+    """A fixed map of item vectors; ``matrix`` is the result of ``draw`` at the creation of its view."""
 
     computes: ClassVar[bool] = True
     """False for the identity: vectors are served as they are, and the view stores no rows."""

@@ -21,10 +21,8 @@ import warnings
 import numpy as np
 
 from embeddings.rff.feature_map import FeatureMap, MapParameters
-from embeddings.rff.frequencies import FREQUENCIES, draw_frequencies
+from embeddings.rff.frequencies import draw_frequencies
 from embeddings.vectors.item_vectors import CHUNK_ROWS, Array, chunks, unit_rows
-
-__all__ = ["DEFAULT_SIGMA", "FREQUENCIES", "RandomFourierFeatures", "digest"]
 
 DEFAULT_SIGMA = 0.4
 # Angles computed at a time, to stay in the second-level cache: 2048 rows for m = 64, fewer for larger m.
@@ -87,8 +85,7 @@ class RandomFourierFeatures(FeatureMap):
     @classmethod
     def draw(cls, parameters: MapParameters) -> Array:
         """Return U, float32 [dim / 2, dim_in]."""
-        sigma, seed, frequencies = _drawn_by(parameters)
-        return draw_frequencies(parameters.dim_in, parameters.dim, sigma, seed, frequencies)
+        return draw_frequencies(parameters.dim_in, parameters.dim, *_drawn_by(parameters))
 
     @classmethod
     def load(cls, parameters: MapParameters, matrix: Array | None) -> RandomFourierFeatures:
@@ -184,7 +181,6 @@ class RandomFourierFeatures(FeatureMap):
 
 
 def _drawn_by(parameters: MapParameters) -> tuple[float, int, str]:
-    """Return (sigma, seed, frequencies) of a view of this kind; none is None."""
     sigma, seed, frequencies = parameters.sigma, parameters.seed, parameters.frequencies
     assert sigma is not None
     assert seed is not None
@@ -193,10 +189,7 @@ def _drawn_by(parameters: MapParameters) -> tuple[float, int, str]:
 
 
 def _directions(rows: Array, dtype: np.dtype) -> tuple[Array, Array]:
-    """Return (unit rows in ``dtype``, indices of zero rows).
-
-    If all squares fit float32 the rows are normalised directly, else they are scaled first.
-    """
+    """Return (unit rows in ``dtype``, indices of zero rows); rows whose squares do not fit float32 are scaled first."""
     if dtype != np.float32 or rows.dtype not in (np.float32, np.float16):
         return _scaled(rows, dtype)
     rows = rows.astype(np.float32, copy=False)

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from embeddings.outside_packages import load
-from embeddings.rff.feature_map import FeatureMap, Identity
 
+if TYPE_CHECKING:
+    from embeddings.rff.feature_map import FeatureMap
 
-def _rff() -> type[FeatureMap]:
-    # Specs need only the names of kinds, so a class is imported when a view of it is made or served.
-    from embeddings.rff.features import RandomFourierFeatures
-
-    return RandomFourierFeatures
-
-
-def _exponential() -> type[FeatureMap]:
-    from embeddings.rff.exponential import ExponentialVectors
-
-    return ExponentialVectors
-
-
-_OURS: dict[str, Callable[[], type[FeatureMap]]] = {
-    "rff": _rff,
-    "identity": lambda: Identity,
-    "exponential": _exponential,
+GROUP = "evenkeel.feature_maps"
+# Specs need only the names of kinds, so a class is imported when a view of it is made or served.
+_OURS = {
+    "rff": EntryPoint("rff", "embeddings.rff.features:RandomFourierFeatures", GROUP),
+    "identity": EntryPoint("identity", "embeddings.rff.feature_map:Identity", GROUP),
+    "exponential": EntryPoint("exponential", "embeddings.rff.exponential:ExponentialVectors", GROUP),
 }
-
-FEATURE_MAPS: dict[str, Callable[[], type[FeatureMap]]] = _OURS | {
-    entry.name: partial(load, entry) for entry in entry_points(group="evenkeel.feature_maps") if entry.name not in _OURS
-}
-"""Functions that import and return the class of a feature map, by kind of map."""
+FEATURE_MAPS = _OURS | {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in _OURS}
+"""Entry points of the classes of feature maps, by kind of map."""
 
 
 @cache
@@ -46,4 +33,4 @@ def feature_map(kind: str) -> type[FeatureMap]:
         raise ValueError(
             f"kind '{kind}' is not one of {', '.join(FEATURE_MAPS)}: install the package that has it here too"
         )
-    return FEATURE_MAPS[kind]()
+    return load(FEATURE_MAPS[kind])

@@ -13,7 +13,7 @@ from safetensors.numpy import load
 from torch import nn
 
 from embeddings.rff.export import TENSOR
-from embeddings.rff.features import RandomFourierFeatures, digest
+from embeddings.rff.features import digest
 
 
 class RandomFourierLayer(nn.Module):
@@ -30,10 +30,6 @@ class RandomFourierLayer(nn.Module):
         super().__init__()
         self.metadata = dict(metadata or {})
         self.register_buffer("frequencies", torch.as_tensor(frequencies, dtype=torch.float32).clone())
-
-    @classmethod
-    def of(cls, features: RandomFourierFeatures) -> RandomFourierLayer:
-        return cls(features.frequencies)
 
     @classmethod
     def load(cls, source: bytes | str | os.PathLike[str]) -> RandomFourierLayer:

@@ -21,12 +21,7 @@ from embeddings.sharding.embedding import SEQUENCE_SHARDINGS, SequenceSharder, S
 from embeddings.sharding.embedding_bag import BAG_SHARDINGS, ShardedBags, TableSharder
 from embeddings.sharding.exchange.collective_check import OtherRankFailed
 from embeddings.sharding.lookup import TableKernel
-from embeddings.sharding.settings import (
-    LocalPiece,
-    TableSettings,
-    embedding_bag_collection,
-    embedding_collection,
-)
+from embeddings.sharding.settings import LocalPiece, TableSettings, embedding_bag_collection, embedding_collection
 from embeddings.sharding.sharded import ModelTables, ShardedTables
 
 __all__ = [

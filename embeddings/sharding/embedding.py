@@ -6,19 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchrec import EmbeddingCollection, JaggedTensor, KeyedJaggedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.types import ShardingEnv
 
 from embeddings.sharding.settings import TableSettings
 from embeddings.sharding.sharded import ShardedTables, SharderOfTables
-from embeddings.sharding.shardings import (
-    SequenceColumnWise,
-    SequenceReplicated,
-    SequenceRowWise,
-    SequenceTableWise,
-)
+from embeddings.sharding.shardings import SequenceColumnWise, SequenceReplicated, SequenceRowWise, SequenceTableWise
 
 SEQUENCE_SHARDINGS: dict[str, type[Any]] = {
     sharding.kind.torchrec_type: sharding
@@ -33,7 +28,6 @@ class ShardedSequences(ShardedTables, ShardedEmbeddingCollection):
     """
 
     _held_as = "embeddings"
-    _lookups: list[nn.Module]
     _sharding_type_to_sharding: dict[str, Any]
     _embedding_dim_for_sharding_type: Callable[[str], int]
 

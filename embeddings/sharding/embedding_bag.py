@@ -90,8 +90,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
 
     def compute(self, ctx: Any, dist_input: Any) -> list[Tensor]:
         self._begin_lookup(ctx)
-        pooled: list[Tensor] = super().compute(ctx, dist_input)
-        return pooled
+        return super().compute(ctx, dist_input)
 
     def output_dist(self, ctx: Any, output: list[Tensor]) -> Any:
         return self._with_means(super().output_dist(ctx, output), ctx)
@@ -107,10 +106,7 @@ class ShardedBags(ShardedTables, ShardedEmbeddingBagCollection):
 
 
 def _num_ids(features: KeyedJaggedTensor, feature: str, table: TableConfig) -> Tensor:
-    """Return the number of ids of ``feature`` in each bag that are rows of ``table``, int64 [B], at least 1.
-
-    Padding ids are not counted.
-    """
+    """Return the number of ids of ``feature`` in each bag, without padding and ids outside ``table``, at least 1."""
     bag = features[feature]
     ids, offsets = bag.values(), bag.offsets().long()
     counted = (ids >= 0) & (ids < table.num_rows) & (ids != table.padding_row)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,9 +29,6 @@ class TableColumnWise(PooledColumns, TwCwPooledEmbeddingSharding):
     """Columns of a table on the ranks of one host."""
 
     kind = TABLE_COLUMN_WISE
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments, permute_embeddings=True)
 
 
 class HostRows(OurSharding):
@@ -83,9 +79,6 @@ class Grid(HostRows, GridPooledEmbeddingSharding):
     """Columns of a table on several hosts, and the rows of each column shard on the ranks of its host."""
 
     kind = GRID
-
-    _embedding_order: list[int]
-    _embedding_dims: list[int]
 
     def _over_hosts(self) -> PooledDist:
         return PooledDist(self._cross_pg, self._dim_sum_per_node(), self._embedding_dims, self._embedding_order)

@@ -174,10 +174,7 @@ def _shard_config(table: TableConfig, shard: ShardedEmbeddingTable, only_sums: b
 
 
 def _parts(tables: Sequence[ShardedEmbeddingTable], settings: TableSettings) -> list[list[ShardedEmbeddingTable]]:
-    """Split the tables into consecutive parts, so that in each part features are unique and types are the same.
-
-    The types are those of rows and of optimizer state.
-    """
+    """Split the tables into consecutive parts with unique features and the same types of rows and of state."""
     parts: list[list[ShardedEmbeddingTable]] = []
     seen: set[str] = set()
     before = None

@@ -18,25 +18,15 @@ from embeddings.sse.config import SSEConfig
 from embeddings.tables.config import Pooling, TableConfig
 
 # TorchRec's data type of stored rows. It has none for float64.
-_DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16, torch.bfloat16: DataType.BF16}
+DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16, torch.bfloat16: DataType.BF16}
 
 
 @dataclass(frozen=True)
 class TableSettings:
-    """Tables, optimizer, dtypes and seed from which every shard of the tables is built.
+    """The arguments of :class:`embeddings.embedding_tables.EmbeddingTables` from which every shard is built.
 
-    Args:
-        tables: the tables of the model, keyed by name; see :meth:`of`.
-        optimizer: row optimizer of all tables.
-        sse: swap probability and graph by feature.
-        seed: seed of initial rows and SSE draws.
-        backend: kernel backend, as for :class:`embeddings.embedding_tables.EmbeddingTables`; None: the default of the
-            device.
-        dtype: type of stored rows; computations use its compute type, which is float32 for half-precision rows.
-        state_dtype: type of optimizer state; None: the compute type.
-        bounds: an id outside its table is an error on every rank (``fatal``), or counts as padding (``ignore``).
-        dtypes: ``dtype`` of single tables, keyed by table name.
-        state_dtypes: ``state_dtype`` of single tables, keyed by table name.
+    ``tables`` are keyed by name; see :meth:`of`. ``dtypes`` and ``state_dtypes`` are those of single tables, keyed by
+    table name. With ``bounds`` ``fatal``, an id outside its table is an error on every rank.
 
     Raises:
         ValueError: tables with different compute types.
@@ -135,7 +125,6 @@ def embedding_collection(tables: Sequence[TableConfig]) -> EmbeddingCollection:
 
 
 def _described(table: TableConfig) -> dict[str, Any]:
-    """Return the arguments of TorchRec's config of a table."""
     return {
         "name": table.name, "num_embeddings": table.num_rows, "embedding_dim": table.dim,
         "feature_names": list(table.features),
@@ -152,11 +141,6 @@ class _NothingDrawn(TorchFunctionMode):
         if function in (torch.nn.init.normal_, torch.nn.init.uniform_):
             return given["tensor"]
         return function(*args, **given)
-
-
-def data_type_of(dtype: torch.dtype) -> DataType | None:
-    """Return TorchRec's name for the type of stored rows; None if it has none."""
-    return _DATA_TYPES.get(dtype)
 
 
 def check_collection(

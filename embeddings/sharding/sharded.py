@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,10 +12,10 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTen
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 
 from embeddings.embedding_tables import EmbeddingTables
-from embeddings.perturbation import Perturbed, perturb
+from embeddings.perturbation import perturb
 from embeddings.sharding.exchange.collective_check import CollectiveCheck, emptied, problem_of
 from embeddings.sharding.replicas import Replicas, ReplicatedTables
-from embeddings.sharding.settings import LocalPiece, StepContext, TableSettings, check_collection, data_type_of
+from embeddings.sharding.settings import DATA_TYPES, LocalPiece, StepContext, TableSettings, check_collection
 from embeddings.tables.config import TableConfig
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class RowsOfRank:
             if not isinstance(kernel, ReplicatedTables) or kernel.replica == 0
         )
 
-    def perturbed(self, scale: float) -> list[Perturbed]:
-        """Move this rank's touched rows by ``scale`` times their gradient; ``restore`` of each result undoes it."""
+    def perturbed(self, scale: float) -> list[Callable[[], None]]:
+        """Move this rank's touched rows by ``scale`` times their gradient; the functions that are returned undo it."""
         return [perturb(kernel, scale) for kernel in self.kernels()]
 
     def reset(self, completed_steps: int) -> None:
@@ -116,10 +116,7 @@ class ShardedTables(RowsOfRank, nn.Module):
     """The attribute in which TorchRec keeps the tables of its collection."""
 
     def _prepare(self, settings: TableSettings, configs: Sequence[BaseEmbeddingConfig]) -> None:
-        """Set the attributes that building shardings needs; call it before TorchRec's constructor, which builds them.
-
-        The function also sets the data type in the collection's ``configs`` from ``settings``.
-        """
+        """Set the attributes and the data types of ``configs`` that TorchRec's constructor needs; call it before."""
         # Module's constructor has not run yet, so only plain attributes may be set.
         self.settings = settings
         self._step_context = StepContext()
@@ -127,7 +124,7 @@ class ShardedTables(RowsOfRank, nn.Module):
         for config in configs:
             for feature in settings.tables[config.name].features:
                 self._readers.setdefault(feature, []).append(settings.tables[config.name])
-            config.data_type = data_type_of(settings.dtype_of(config.name)) or config.data_type
+            config.data_type = DATA_TYPES.get(settings.dtype_of(config.name), config.data_type)
 
     def train(self, mode: bool = True) -> ShardedTables:
         super().train(mode)
@@ -138,9 +135,6 @@ class ShardedTables(RowsOfRank, nn.Module):
         """Return the input to distribute: ``features``, or an empty batch if they are invalid.
 
         ``ctx`` is passed to :meth:`_begin_lookup` later, maybe after the next batch was distributed.
-
-        Raises:
-            ValueError: ids are to be swapped, but ``set_context`` was not called.
         """
         context = self._step_context
         if context.training and context.step is None and any(map(self.settings.probability, self.settings.sse)):
@@ -154,12 +148,7 @@ class ShardedTables(RowsOfRank, nn.Module):
         return features if problem is None else emptied(features)
 
     def _begin_lookup(self, ctx: Any) -> None:
-        """Begin the lookup of a distributed batch: raise if any rank refused it, and set its step and sample offset.
-
-        Raises:
-            ValueError: the batch has bad ids, or was distributed for a step that is not the next.
-            OtherRankFailed: the ids of another rank are bad.
-        """
+        """Begin the lookup of a distributed batch: raise if any rank refused it, and set its step and sample offset."""
         ctx.check.count()
         context: StepContext = ctx.step_context
         if not context.training or context.step is None:
@@ -194,7 +183,7 @@ class ShardedTables(RowsOfRank, nn.Module):
                 self._lookups[number] = Replicas(lookup)
 
     def _initialize_torch_state(self, skip_registering: bool = False) -> None:
-        if data_type_of(self.settings.dtype) is not None:
+        if self.settings.dtype in DATA_TYPES:
             super()._initialize_torch_state(skip_registering)  # type: ignore[misc]  # TorchRec's
         else:
             # TorchRec has no data type for float64, so there state_dict() holds no tables.
@@ -240,12 +229,7 @@ class SharderOfTables:
 
 
 class ModelTables(RowsOfRank):
-    """All sharded tables of a model, over all its collections.
-
-    Attributes:
-        paths: paths in the model of the collections that hold the tables.
-        module_sharding_plan: the sharding plan of each table, by table name.
-    """
+    """All sharded tables of a model, over all its collections, whose paths in the model are ``paths``."""
 
     def __init__(self, model: nn.Module) -> None:
         collections = {name: part for name, part in model.named_modules() if isinstance(part, ShardedTables)}

@@ -73,7 +73,6 @@ class OurSharding:
         )
 
     def _local_groups(self) -> list[GroupedEmbeddingConfig]:
-        """Return the groups of tables of which this rank holds a part."""
         return self._grouped_embedding_configs  # type: ignore[attr-defined, no-any-return]
 
     def _groups(self) -> list[GroupedEmbeddingConfig]:
@@ -120,6 +119,9 @@ class PooledColumns(OurSharding):
     _embedding_order: list[int]
     _dim_sum_per_rank: Callable[[], list[int]]
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments, permute_embeddings=True)
+
     def create_output_dist(self, device: torch.device | None = None) -> PooledDist:
         return PooledDist(
             self._env.process_group, self._dim_sum_per_rank(), self._embedding_dims, self._embedding_order
@@ -133,9 +135,6 @@ class ColumnWise(PooledColumns, CwPooledEmbeddingSharding):
     """
 
     kind = COLUMN_WISE
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments, permute_embeddings=True)
 
 
 class Replicated(OurSharding, DpPooledEmbeddingSharding):

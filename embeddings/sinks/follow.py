@@ -69,8 +69,8 @@ def sync(collection: Collection, name: str, sink: Sink) -> bool:
     has_loaded = False
     while True:
         with collection.snapshot_read():
-            switched_at, erasures = _switched_at(collection), collection.num_erasures()
-            reader = None if switched_at is None else collection.open()
+            history, erasures = collection.history(), collection.num_erasures()
+            reader = collection.open() if history else None
         if reader is None:
             return has_loaded
         content = _content(collection, reader, erasures)
@@ -87,7 +87,8 @@ def sync(collection: Collection, name: str, sink: Sink) -> bool:
         loaded_at = utc_now() if has_loaded else document.get("loaded_at") or utc_now()
         now = {
             "attached_at": document["attached_at"], "identity": content.identity, "version": content.version,
-            "rows": content.num_rows, "loaded_at": loaded_at, "switched_at": switched_at, "erasures": erasures,
+            "rows": content.num_rows, "loaded_at": loaded_at,
+            "switched_at": str(history[-1]["at"]), "erasures": erasures,
         }  # fmt: skip
         if "removed_at" in (collection.settings(KIND).get(name) or {}):
             return has_loaded  # it was detached meanwhile: the next call removes the table
@@ -108,12 +109,6 @@ def sync_when_free(collection: Collection, name: str, sink: Sink, seconds: float
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-def _switched_at(collection: Collection) -> str | None:
-    """Return the time of the latest switch, which identifies the switch; None before the first."""
-    history = collection.history()
-    return str(history[-1]["at"]) if history else None
 
 
 def _content(collection: Collection, reader: VersionReader, erasures: int) -> Content:
@@ -161,15 +156,12 @@ def lag_seconds(collection: Collection, document: Mapping[str, Any]) -> float:
         return 0.0
     switches = [str(switch["at"]) for switch in history]
     seen = document.get("switched_at")
-    missed = (
-        [document["attached_at"]]
-        if seen is None
-        else switches[switches.index(seen) + 1 :]
-        if seen in switches
-        else switches
-    )
-    if seen is not None and document["erasures"] != collection.num_erasures():
-        missed += [str(erasure["at"]) for erasure in collection.erasures()[-1:]]
+    if seen is None:
+        missed = [document["attached_at"]]
+    else:
+        missed = switches[switches.index(seen) + 1 :] if seen in switches else switches
+        if document["erasures"] != collection.num_erasures():
+            missed += [str(erasure["at"]) for erasure in collection.erasures()[-1:]]
     if not missed:
         return 0.0
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(min(missed))
@@ -219,9 +211,7 @@ def wait(collection: Collection, names: Names[str], seconds: float, pause: Calla
 class SinkFollower:
     """Threads that keep sinks up to date from ``start`` to ``stop``, one for each sink: a slow sink delays no other.
 
-    Args:
-        sinks: the operator's sinks.
-        store_of: function that returns a tenant's store.
+    ``store_of`` returns a tenant's store.
     """
 
     def __init__(self, sinks: Iterable[ConfiguredSink], store_of: Callable[[str], Store]):
@@ -243,11 +233,7 @@ class SinkFollower:
 
 
 class _Followed:
-    """One sink and the collections that it follows.
-
-    Attributes:
-        name: the sink's name.
-    """
+    """One sink and the collections that it follows."""
 
     def __init__(self, configured: ConfiguredSink, store_of: Callable[[str], Store]):
         self.name = configured.name

@@ -135,11 +135,7 @@ class MilvusSink:
             time.sleep(0.1)
 
     def _clear(self, client: Any, table: str) -> str | None:
-        """Remove all collections of a table but that which readers see, and return the name of that collection.
-
-        Raises:
-            SinkBusy: another process is loading the table.
-        """
+        """Remove all collections of a table but that which readers see, and return the name of that collection."""
         alias, lock, _ = _names(table)
         # A loading process makes its collection first: collections made after this check stay.
         found = [name for name in client.list_collections() if _identity(table, name)]

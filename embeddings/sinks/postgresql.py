@@ -121,11 +121,7 @@ class PostgreSQLSink:
             await self._drop_tables(connection, table, None if mark is None else mark["table"], seconds)
 
     async def _prepare(self, connection: Any, table: str) -> str:
-        """Make schema and extension if they are missing, and return the name of the type of vectors.
-
-        Raises:
-            SinkError: the extension is missing, or something else has the table's name.
-        """
+        """Make schema and extension if they are missing, and return the name of the type of vectors."""
         if not await connection.fetchval("SELECT 1 FROM pg_namespace WHERE nspname = $1", self._schema):
             await connection.execute(f"CREATE SCHEMA {_quoted(self._schema)}")
         if not await connection.fetchval("SELECT 1 FROM pg_extension WHERE extname = 'vector'"):
@@ -141,21 +137,13 @@ class PostgreSQLSink:
         return f"{_quoted(place)}.vector"
 
     async def _lock(self, connection: Any, table: str) -> None:
-        """Take the lock of the one process that may load a table, until the transaction ends.
-
-        Raises:
-            SinkBusy: another process has the lock.
-        """
+        """Take the lock of the one process that may load a table, until the transaction ends."""
         lock = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))"
         if not await connection.fetchval(lock, f"{_MARK}{self._schema}.{table}"):
             raise SinkBusy(f"another process is loading '{table}'")
 
     async def _when_free(self, connection: Any, seconds: float, statement: str) -> None:
-        """Execute a statement that locks objects exclusively, as soon as no reader's transaction uses them.
-
-        Raises:
-            SinkError: the objects were still in use after ``seconds``.
-        """
+        """Execute a statement that locks objects exclusively, as soon as no reader's transaction uses them."""
         from asyncpg import LockNotAvailableError  # type: ignore[import-untyped]
 
         deadline = time.monotonic() + seconds
@@ -193,8 +181,7 @@ class PostgreSQLSink:
         comment = await connection.fetchval(query, self._named(table))
         if comment is None or not comment.startswith(f"{_MARK}{{"):
             return None
-        mark: dict[str, str] = json.loads(comment.removeprefix(_MARK))
-        return mark
+        return json.loads(comment.removeprefix(_MARK))
 
     def _named(self, name: str) -> str:
         return f"{_quoted(self._schema)}.{_quoted(name)}"

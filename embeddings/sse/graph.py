@@ -108,8 +108,7 @@ class Graph:
     @property
     def degrees(self) -> npt.NDArray[np.int64]:
         """The number of neighbours of each row, [num_rows]."""
-        degrees: npt.NDArray[np.int64] = np.diff(self.offsets)
-        return degrees
+        return np.diff(self.offsets)
 
     def validate(self) -> None:
         """Raise ValueError, naming the fault and its position, if the arrays are not a graph as the class describes."""

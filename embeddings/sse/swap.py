@@ -254,8 +254,7 @@ def _is_hit(
             inside = walking[at[walking] < length]
             hits[inside, at[inside]] = True
         walking, call = walking[at[walking] < length], call + 1
-    found: np.ndarray = hits[block_of, samples % length]
-    return found
+    return hits[block_of, samples % length]
 
 
 def _swap_for_neighbours(
@@ -272,8 +271,7 @@ def _swap_for_neighbours(
     degree = graph.offsets[ids[hits] + 1] - start
     near = words(hits, NEIGHBOUR_STREAM) < graph.thresholds(rho, num_others)[degree]
     ids[hits[near]] = graph.neighbours[start[near] + below(hits[near], degree[near], ROW_STREAM)]
-    rest: np.ndarray = hits[~near]
-    return rest
+    return hits[~near]
 
 
 def _walk(

@@ -7,6 +7,7 @@ writes the placeholder's bytes, chunks of the real column are computed, checked 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,13 +38,10 @@ def write_streamed(
     placeholder = pa.py_buffer(nothing).slice(0, num_rows * dim * dtype.itemsize)
     flat = pa.Array.from_buffers(pa.from_numpy_dtype(dtype), num_rows * dim, [None, placeholder], null_count=0)
     batch = pa.record_batch({**columns, name: pa.FixedSizeListArray.from_arrays(flat, dim)})
-    file = HashingFile(path)
-    try:
+    with contextlib.closing(HashingFile(path)) as file:
         sink = _Sink(file, placeholder, lambda: _chunks(vectors, dtype))
         with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), batch.schema) as writer:
             writer.write_batch(batch)
-    finally:
-        file.close()
     return file.entry()
 
 

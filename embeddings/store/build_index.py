@@ -28,14 +28,14 @@ def main() -> int:
     options = parser.parse_args()
     path: Path = options.file
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as lock:
+    lock_file = path.with_suffix(".lock")
+    with open(lock_file, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return 0
         if not path.exists():
             _build(options, path)
-        lock_file = path.with_suffix(".lock")
         lock_file.unlink(missing_ok=True)
     return 0
 

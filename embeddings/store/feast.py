@@ -17,7 +17,6 @@ import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +24,7 @@ import pyarrow.parquet as pq
 from embeddings.durable_files import appearing, write_file
 from embeddings.store.backend_registry import open_store
 from embeddings.store.collection.collection import Collection
+from embeddings.store.version import VersionReader
 from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import STATUS_NAMES, arrow_of, chunks
 
@@ -79,21 +79,13 @@ def export_feast(
     view: str | None = None,
     entity: str = "item",
     ttl_seconds: float = 0.0,
-    at: datetime | None = None,
 ) -> str:
     """Write or rewrite the feature repository ``folder``, and return the exported version.
 
-    An existing feature_store.yaml is left as it is.
-
-    Args:
-        collection: the collection to export from.
-        folder: the feature repository.
-        version: the version to export.
-        view: the view whose features are exported; None: the item vectors.
-        entity: the join key, a Python name.
-        ttl_seconds: time for which a row is valid for Feast; 0: for ever.
-        at: event_timestamp of every row; None: the present time. Feast materializes rows between two times, so a
-            version that is served again needs a new time.
+    An existing feature_store.yaml is left as it is. With ``view`` the view's features are exported in the place of
+    vectors. ``entity`` is the join key, a Python name, and ``ttl_seconds`` the time for which a row is valid for Feast;
+    0: for ever. Every row has the present time: Feast materializes rows between two times, so a version that is served
+    again needs a new one.
 
     Raises:
         UnknownVersion: there is no such version.
@@ -112,7 +104,7 @@ def export_feast(
         raise ValueError(f"entity {entity!r} is the feature view's name too: take another with entity=")
     (folder / "data").mkdir(parents=True, exist_ok=True)
     with appearing(folder / "data" / "items.parquet", durable=False) as path:
-        _write_source(path, collection, reader, view, entity, at)
+        _write_source(path, collection, reader, view, entity)
     manifest = reader.manifest
     tags = {
         "evenkeel_collection": collection.name,
@@ -137,8 +129,8 @@ def _feast_name(name: str) -> str:
     return name if name[0].isalpha() and not keyword.iskeyword(name) else f"_{name}"
 
 
-def _write_source(path: Path, collection: Collection, reader: Any, view: str | None, entity: str, at: Any) -> None:
-    moment = pa.scalar(at or datetime.now(UTC), pa.timestamp("us", tz="UTC"))
+def _write_source(path: Path, collection: Collection, reader: VersionReader, view: str | None, entity: str) -> None:
+    moment = pa.scalar(datetime.now(UTC), pa.timestamp("us", tz="UTC"))
     names = pa.array(STATUS_NAMES)
     schema = pa.schema(
         {
@@ -177,13 +169,9 @@ def main() -> None:
     parser.add_argument("--ttl-seconds", type=float, default=0.0, help="how long a row is valid; 0: for ever")
     options = parser.parse_args()
     exported = export_feast(
-        open_store(options.store).collection(options.collection),
-        options.folder,
-        version=options.version,
-        view=options.view,
-        entity=options.entity,
-        ttl_seconds=options.ttl_seconds,
-    )
+        open_store(options.store).collection(options.collection), options.folder, version=options.version,
+        view=options.view, entity=options.entity, ttl_seconds=options.ttl_seconds,
+    )  # fmt: skip
     print(f"{options.folder}: version {exported} of '{options.collection}'")
 
 

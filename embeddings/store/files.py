@@ -50,10 +50,7 @@ class ViewExists(StoreError):
 
 
 class StaleParent(StoreError):
-    """Another version became current in the meantime.
-
-    The requested change was based on a version that is no longer served.
-    """
+    """The requested change was based on a version that is no longer served."""
 
 
 class GateHeld(StoreError):
@@ -90,10 +87,7 @@ class StoreUnavailable(StoreError):
 
 @contextlib.contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """Turn the OSErrors for a full disk, an exceeded quota and a file that is too large into StoreFull.
-
-    That for a read-only file system becomes StoreUnavailable.
-    """
+    """Turn OSErrors for full disks, quotas and file sizes into StoreFull, for read-only disks into StoreUnavailable."""
     try:
         yield
     except OSError as error:
@@ -186,6 +180,15 @@ def read_document(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def file_mark(path: Path) -> tuple[int, ...] | None:
+    """Return the identity of a file, which changes when it is replaced or rewritten; None if there is no file."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
+
 def replace_document(path: Path, document: dict[str, Any]) -> None:
     """Write ``document`` to ``path`` in one step, synced to the disk."""
     write_file(path, encode_document(document))
@@ -247,12 +250,6 @@ class Workspace:
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.unlink(missing_ok=True)
         os.close(self._descriptor)
-
-    def __enter__(self) -> Workspace:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def sweep(directory: Path) -> None:

@@ -44,10 +44,6 @@ class GenerationMap:
     figures: Mapping[str, Any] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
 
-    @property
-    def file_name(self) -> str:
-        return file_of(self.generation)
-
     def as_dict(self) -> dict[str, Any]:
         """Return the map's entry in the manifest of the generation's first version."""
         entry = {"generation": self.generation, "dim": self.matrix.shape[1], **self.figures}
@@ -85,12 +81,7 @@ def in_words(entry: Mapping[str, Any]) -> str:
 
 
 def entry_of(first: VersionManifest, generation: int, view: str) -> Mapping[str, Any]:
-    """Return the manifest's entry of the map to ``generation``.
-
-    Args:
-        first: manifest of the first version of the generation that is read.
-        generation: number of the earlier generation.
-        view: name of the requested view, for the error message.
+    """Return the entry of the map to ``generation`` in the manifest of the first version of the generation read.
 
     Raises:
         UnknownView: there is no such map, or it is not served.

@@ -39,10 +39,8 @@ _QUERIES_AT_ONCE = 16
 class ItemScores:
     """The items of a version, to be scored.
 
-    Args:
-        reader: the version.
-        scored: vectors [items, d] that scores need instead of the served vectors; None: the served vectors.
-        unit_items: True if norms do not count.
+    ``scored`` are vectors [items, d] that scores need instead of the served vectors. With ``unit_items`` norms do not
+    count.
     """
 
     def __init__(self, reader: VersionReader, scored: Array | None, unit_items: bool):
@@ -64,23 +62,21 @@ class ItemScores:
 
     def of_piece(self, queries: Array, piece: slice) -> Array:
         """Return scores [n, rows of the piece] for ``queries`` [n, d], without offsets; -inf without a vector."""
-        scores: Array = queries @ as_float32(self._vectors[piece]).T
-        if self._scales is not None:
-            scores *= self._scales[piece]
-        if self._biases is not None:
-            scores += self._biases[piece]
+        scores = self._scores_of(queries @ as_float32(self._vectors[piece]).T, piece)
         no_vector = self._no_vector
         scores[:, no_vector[(no_vector >= piece.start) & (no_vector < piece.stop)] - piece.start] = -np.inf
         return scores
 
     def of_rows(self, queries: Array, rows: Array) -> Array:
         """Return scores [n, m] of ``rows`` [n, m], which have vectors, for ``queries`` [n, d], without offsets."""
-        scores: Array = np.einsum("nd,nmd->nm", queries, as_float32(self._vectors[rows]))
+        return self._scores_of(np.einsum("nd,nmd->nm", queries, as_float32(self._vectors[rows])), rows)
+
+    def _scores_of(self, products: Array, rows: Array | slice) -> Array:
         if self._scales is not None:
-            scores *= self._scales[rows]
+            products *= self._scales[rows]
         if self._biases is not None:
-            scores += self._biases[rows]
-        return scores
+            products += self._biases[rows]
+        return products
 
     def build_index(self, path: Path, queries: Array, *, threads: int = 1) -> float:
         """Build an index for :class:`ScoreIndex`.
@@ -89,13 +85,7 @@ class ItemScores:
         has to look for them: ``expansion``, one of EXPANSIONS. The index is beside it, with suffix ``.usearch``. If the
         share is below LEAST_SHARE by each of them, ``expansion`` is null, no index is kept, and search stays exact.
 
-        Args:
-            path: the file to write, which appears last.
-            queries: vectors of users [n, d] by which the index is judged.
-            threads: number of threads that build.
-
-        Returns:
-            The share.
+        The index is judged by ``queries``, vectors of users [n, d]. Return the share.
         """
         squares = [np.einsum("nd,nd->n", rows, rows) for _, rows in self._rows()]
         longest = max((float(part.max()) for part in squares if len(part)), default=0.0)
@@ -122,8 +112,7 @@ class ItemScores:
         best = BestSoFar(len(queries), NUM_CHECKED)
         for piece in chunks(len(self), BLOCK_ROWS):
             best.add(piece.start, self.of_piece(queries, piece))
-        least: Array = best.scores[:, -1:] - 1e-5 * np.abs(best.scores).max(axis=1, keepdims=True, initial=0.0)
-        return least
+        return best.scores[:, -1:] - 1e-5 * np.abs(best.scores).max(axis=1, keepdims=True, initial=0.0)
 
     def _share(self, index: Any, queries: Array, least: Array) -> float:
         """Return the share of the best items that ``index`` finds; of items with equal scores any is as good."""
@@ -161,12 +150,8 @@ class ItemScores:
 class ScoreIndex:
     """Finds items of high score; thread-safe.
 
-    Args:
-        items: the items.
-        path: a file of :meth:`ItemScores.build_index`; None: there is none, and search is exact.
-
-    Attributes:
-        is_built: True if there is a file, which may say that search stays exact.
+    ``path`` is a file of :meth:`ItemScores.build_index`; without it search is exact. ``is_built`` is True if there is a
+    file, which may say that search stays exact.
 
     Raises:
         ValueError: the file, or the index beside it, is damaged or of other items.

@@ -66,12 +66,8 @@ def leased(
 ) -> Iterator[Lease]:
     """Take ``lock``, renew it from a thread inside this context, and release it at the end.
 
-    Args:
-        lock: the remote lock.
-        token: identity of the writer.
-        seconds: length of the lease.
-        where: name of the store or collection for error messages.
-        timeout_seconds: longest wait for the lock; None: TIMEOUT_SECONDS or two leases, whichever is longer.
+    A lease lasts ``seconds``; without ``timeout_seconds`` the longest wait for the lock is TIMEOUT_SECONDS or two
+    leases, whichever is longer. ``where`` begins error messages.
 
     Raises:
         StoreBusy: another process held the lock for ``timeout_seconds``.

@@ -20,12 +20,10 @@ class VersionManifest:
     """The manifest of a version; only an erasure replaces it.
 
     Attributes:
-        parent: the version that it was made from.
         anchor_generation: the generation whose coordinates the vectors are in.
         anchor_version: the first version of that generation.
         carried: number of rows with an earlier version's vector.
         missing: number of ids without a vector.
-        alignment: alignment of the vectors into the generation's coordinates.
         maps: maps to earlier generations, if the version is the first of its generation
             (embeddings.store.generation_maps).
         erasures: time and number of rows of each erasure of ids.
@@ -155,10 +153,7 @@ class VersionRecord:
 
 
 def is_items_file(name: str) -> bool:
-    """Return True if a file of a version, by its name, holds the item rows.
-
-    The file is ``items.arrow``, or a file of another name after an erasure.
-    """
+    """Return True if a version's file holds item rows: ``items.arrow``, or ``items-0001.arrow`` after an erasure."""
     return name.startswith("items") and name.endswith(".arrow")
 
 

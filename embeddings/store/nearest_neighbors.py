@@ -122,21 +122,14 @@ def build_index(vectors: Array, statuses: Array, path: Path, *, threads: int = 1
 def make_index(dim: int, parts: Iterable[tuple[Array, Array]], threads: int) -> Any:
     """Return an index for largest products.
 
-    Args:
-        dim: number of coordinates.
-        parts: numbers of rows [n] and the rows [n, dim], all of one length. The index keeps the rows as float16.
-        threads: number of threads that build.
+    ``parts`` are numbers of rows [n] and the rows [n, dim], all of one length. The index keeps the rows as float16.
     """
     from usearch.index import Index
 
     index: Any = Index(
-        ndim=dim,
-        metric="ip",
-        dtype="f16",
-        connectivity=CONNECTIVITY,
-        expansion_add=EXPANSION_ADD,
+        ndim=dim, metric="ip", dtype="f16", connectivity=CONNECTIVITY, expansion_add=EXPANSION_ADD,
         expansion_search=EXPANSION_SEARCH,
-    )
+    )  # fmt: skip
     for numbers, rows in parts:
         alone = max(_ROWS_BY_ONE_THREAD - len(index), 0)
         for part, number in ((slice(alone), 1), (slice(alone, None), threads)):

@@ -44,10 +44,7 @@ class Queries(NamedTuple):
 class QuerySession:
     """The tower of a version, loaded; thread-safe.
 
-    Args:
-        version: name of the version, for errors.
-        entry: the manifest's entry ``users``.
-        model: the bytes of the tower's file; None if the version has none.
+    ``entry`` is the manifest's entry ``users``, ``model`` the bytes of the tower's file, or None without a tower.
 
     Raises:
         NoTower: the version has no tower.

@@ -15,6 +15,7 @@ All files are named by one manifest, so users are never scored against the items
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -49,14 +50,8 @@ def write_users(
 ) -> list[FileEntry]:
     """Write the files of ``users`` into ``directory``, synced to the disk, and return their manifest entries.
 
-    Seen items that the version does not have are left out.
-
-    Args:
-        directory: the directory of the version.
-        users: the users.
-        item_keys: keys of the version's items, in the order of their rows.
-        dtype: type of the item vectors in the version.
-        suffix: the end of the files' names, before ``.arrow``.
+    Seen items that the version does not have are left out. ``item_keys`` are the keys of the version's items, in the
+    order of their rows, ``dtype`` is the type of its item vectors. The files' names end with ``suffix`` and ``.arrow``.
 
     Raises:
         ValueError: a vector that is not finite.
@@ -73,11 +68,8 @@ def write_users(
         batch = pa.record_batch(dict(users.columns.aligned(item_keys).columns))
         files.append(write_arrow(directory / f"columns{suffix}.arrow", batch))
     if users.tower is not None:
-        file = HashingFile(directory / f"tower{suffix}.onnx")
-        try:
+        with contextlib.closing(HashingFile(directory / f"tower{suffix}.onnx")) as file:
             file.write(users.tower.data)
-        finally:
-            file.close()
         files.append(file.entry())
     return files
 
@@ -155,12 +147,7 @@ class _Pairs(NamedTuple):
 
 
 class Recommender:
-    """The items and users of one version; thread-safe.
-
-    Attributes:
-        items: the version's items, to be scored.
-        tower: the bytes of the version's query tower, memory-mapped; None if it has none.
-    """
+    """The items and users of one version, and the bytes of its query tower, memory-mapped; thread-safe."""
 
     def __init__(
         self,
@@ -286,7 +273,6 @@ class Recommender:
         return self._session
 
     def _matching(self, filter: Mapping[str, Sequence[Any]]) -> Array:
-        """Return a mask of the items that have one of the values in each column."""
         entries = self._entry.get("columns", {})
         found = np.ones(len(self.reader), dtype=np.bool_)
         for name, wanted in filter.items():
@@ -340,5 +326,4 @@ def _answered(answers: Queries) -> _Asked:
 
 
 def _inside(rows: Array, part: slice) -> Array:
-    """Flag the rows that lie in ``part``."""
     return (rows >= part.start) & (rows < part.stop)

@@ -43,16 +43,10 @@ class Exported(NamedTuple):
 def export_vectors(
     collection: Collection, file: Path | str, *, version: str = "current", view: str | None = None
 ) -> Exported:
-    """Write a version to ``file``, whose suffix selects the format (FORMATS). All vectors are held in memory.
+    """Write a version, or its features in a view, to a file; all vectors are held in memory.
 
-    Args:
-        collection: The collection to export from.
-        file: Path that ends in .parquet, .safetensors, .usearch or .faiss.
-        version: The version to export.
-        view: The view whose features are exported; None: the item vectors.
-
-    Returns:
-        The version and the number of its rows that have a vector.
+    ``file`` ends in .parquet, .safetensors, .usearch or .faiss, which selects the format (FORMATS). Return the version
+    and the number of its rows that have a vector.
 
     Raises:
         ValueError: The suffix is not in FORMATS, or ids were erased during the export: export again.

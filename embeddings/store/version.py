@@ -9,6 +9,7 @@ model's items have biases.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -22,9 +23,8 @@ import pyarrow.parquet as pq
 
 from embeddings.durable_files import appearing, file_sha256
 from embeddings.store.arrow_stream import write_streamed
-from embeddings.store.files import CorruptStore, FileEntry, HashingFile, StoreError
+from embeddings.store.files import CorruptStore, FileEntry, HashingFile
 from embeddings.store.manifest import VersionManifest
-from embeddings.store.nearest_neighbors import NeighborSearch
 from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.id_index import IdIndex
 from embeddings.vectors.item_vectors import (
@@ -35,7 +35,6 @@ from embeddings.vectors.item_vectors import (
     Array,
     ItemVectors,
     arrow_of,
-    as_list,
     find_rows,
     keys_of,
 )
@@ -66,12 +65,9 @@ def write_items(path: Path, items: ItemVectors, dtype: Any = np.float32) -> File
 
 def write_arrow(path: Path, batch: pa.RecordBatch) -> FileEntry:
     """Write one record batch as an Arrow IPC file, synced to the disk, and return the file's manifest entry."""
-    file = HashingFile(path)
-    try:
+    with contextlib.closing(HashingFile(path)) as file:
         with pa.ipc.new_file(pa.PythonFile(file, mode="w"), batch.schema) as writer:
             writer.write_batch(batch)
-    finally:
-        file.close()
     return file.entry()
 
 
@@ -176,8 +172,7 @@ def keys_of_column(column: pa.Array) -> Array:
 
 def matrix_of(column: pa.Array) -> Array:
     """Return a column of fixed-size lists as [rows, list size], without a copy."""
-    matrix: Array = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
-    return matrix
+    return column.flatten().to_numpy().reshape(len(column), column.type.list_size)
 
 
 class VersionReader:
@@ -250,28 +245,6 @@ class VersionReader:
     @functools.cached_property
     def _index(self) -> IdIndex:
         return IdIndex(self.keys)
-
-    def neighbors(self, query: Any, k: int = 10) -> list[tuple[Any, float]]:
-        """Return the k items of highest cosine to ``query``, by exact search, best first: (id, cosine).
-
-        ``query`` is an id, which is left out of the result, or a vector [dim].
-
-        Raises:
-            StoreError: an id that is missing.
-            ValueError: ``k`` below 1, or a vector of another shape, not finite, or zero.
-        """
-        vector, own_row = query, -1
-        if isinstance(query, (int, str, np.integer)) and not isinstance(query, bool):
-            own_row = int(self.find_rows(keys_of([query], query=True))[0])
-            if own_row < 0:
-                raise StoreError(f"version {self.version} has no item {query!r}")
-            vector = as_float32(self.vectors[own_row])
-        rows, cosines = self._search.search(vector, k, leave_out=own_row)
-        return list(zip(as_list(self.keys[rows]), cosines.tolist(), strict=True))
-
-    @functools.cached_property
-    def _search(self) -> NeighborSearch:
-        return NeighborSearch(self.vectors, self.statuses)
 
     def snapshot(self, path: Path | str) -> Path:
         """Write the version to a Parquet file in one step, with columns id, status (a word), norm, count and vector.

@@ -17,12 +17,7 @@ ANCHORS = "anchors"
 
 @dataclass(frozen=True, kw_only=True)
 class ViewDefinition:
-    """A view as a user defines it, with the defaults of its kind.
-
-    Attributes:
-        sigma: scale of the map. ``sigma``, ``seed`` and ``frequencies`` are None for kinds of maps that do not use
-            them.
-    """
+    """A view as a user defines it, with the defaults of its kind; settings that its kind does not use are None."""
 
     name: str
     kind: str
@@ -43,7 +38,6 @@ class ViewEntry(ViewDefinition):
     """A view of one anchor generation, as stored in the entry's file and in manifests of versions.
 
     Attributes:
-        anchor_generation: the generation whose vectors the view is for.
         materialized: True if versions are written with the view's rows.
         sha256: hash of the map's matrix U; None for a map without U.
         file: file with U, next to the entry's own file; None for a map without U, and in manifests.

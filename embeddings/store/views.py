@@ -14,7 +14,6 @@ materialized they are still computed.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import threading
 import uuid
@@ -38,6 +37,7 @@ from embeddings.store.files import (
     FileEntry,
     UnknownView,
     ViewExists,
+    file_mark,
     read_document,
     replace_document,
     sweep,
@@ -124,7 +124,7 @@ class ViewRegistry:
     def get(self, name: str, generation: int) -> ViewEntry:
         """Return the view's entry for an anchor generation; raise UnknownView if there is none."""
         path = self._entry_path(name, generation)
-        mark = _mark(path)
+        mark = file_mark(path)
         if mark is not None:
             # Entries are replaced, never rewritten, so a stat shows if the cached one is current.
             with self._lock:
@@ -313,7 +313,7 @@ class ViewRegistry:
             if rows is not None:
                 self._stored.move_to_end(path)
                 return rows
-        mark = _mark(path)
+        mark = file_mark(path)
         with self._lock:
             # The damaged file is still there; a file in its place may have been restored.
             if path in self._damaged and self._damaged[path] == mark:
@@ -337,15 +337,6 @@ class ViewRegistry:
         return self._directory / name / f"g{generation:04d}.json"
 
 
-def _mark(path: Path) -> tuple[int, ...] | None:
-    """Return a value that changes when the file is replaced or rewritten; None if there is no file."""
-    try:
-        status = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
 def _read_entry(path: Path) -> ViewEntry | None:
     document = read_document(path)
     return None if document is None else ViewEntry.from_json(document, path)
@@ -356,10 +347,7 @@ def _rows_file(name: str) -> str:
 
 
 def _file_of_rows(entry: ViewEntry, manifest: VersionManifest) -> FileEntry | None:
-    """Return the manifest's entry of the file with the view's rows.
-
-    None if the version has no such file, or if its rows were made by another map of that name.
-    """
+    """Return the manifest's entry of the file with the view's rows; None if another map of that name made them."""
     written = next((view for view in manifest.views if view.name == entry.name), None)
     if written is None or not written.materialized or written.map_key != entry.map_key:
         return None

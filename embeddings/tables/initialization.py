@@ -22,22 +22,17 @@ _CHUNK = 1 << 14
 def initial_rows(table: TableConfig, seed: int, start: int, end: int) -> np.ndarray:
     """Return local rows [start, end) before any training, float64 [end - start, dim]; the padding row is 0."""
     rows = np.zeros((end - start, table.dim))
-    if table.grows:
-        # Live rows have no id yet; the row of unknown ids is drawn by its number.
-        count = _num_special(table, start, end)
-        if table.init.kind != "zero":
-            identity = np.arange(start, start + count, dtype=np.uint64) + np.uint64(table.row_start)
-            key = table_key(seed, table.name)
-            rows[:count] = table.init.std * standard_normal(identity, table.dim, key, ROW_STREAM, table.column_start)
-    elif table.init.kind != "zero":
-        if table.init.kind == "normal":
-            identity, stream = np.arange(start, end, dtype=np.uint64) + np.uint64(table.row_start), ROW_STREAM
+    if table.init.kind != "zero":
+        # Live rows of a dynamic table have no id yet; the row of unknown ids is drawn by its number.
+        count = _num_special(table, start, end) if table.grows else end - start
+        if table.grows or table.init.kind == "normal":
+            identity, stream = np.arange(start, start + count, dtype=np.uint64) + np.uint64(table.row_start), ROW_STREAM
         else:
             keys = table.local_keys
             assert keys is not None
             identity, stream = keys[start:end], KEY_STREAM
         key = table_key(seed, table.name)
-        rows[:] = table.init.std * standard_normal(identity, table.dim, key, stream, table.column_start)
+        rows[:count] = table.init.std * standard_normal(identity, table.dim, key, stream, table.column_start)
     if start <= table.padding_row < end:
         rows[table.padding_row - start] = 0.0
     return rows

@@ -49,8 +49,7 @@ def table_key(seed: int, table: str) -> tuple[int, int]:
 
 def lane(words: tuple[np.ndarray, ...], lanes: np.ndarray) -> np.ndarray:
     """Return word ``lanes[i]`` of draw i."""
-    picked: np.ndarray = np.choose(lanes.astype(np.int64), words)
-    return picked
+    return np.choose(lanes.astype(np.int64), words)
 
 
 def uniform_below(n: int | np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
@@ -65,5 +64,4 @@ def uniform_below(n: int | np.ndarray, high: np.ndarray, low: np.ndarray) -> np.
     """
     bound = np.asarray(n).astype(np.uint64)
     carry = np.where(bound <= np.uint64(ONE_WORD_LIMIT), np.uint64(0), (low * bound) >> _SHIFT)
-    drawn: np.ndarray = (high * bound + carry) >> _SHIFT
-    return drawn
+    return (high * bound + carry) >> _SHIFT

@@ -18,11 +18,9 @@ class Sharding:
     """A way to split a table over ranks. A host is a block of ranks that exchange fast with each other.
 
     Args:
-        name: name of the sharding in jobs and plans.
         torchrec_name: TorchRec's name, if it differs.
         rows_over: the ranks over which rows are split; SSE swaps ids of such tables before they are distributed.
         columns_over: the ranks over which columns are split; each column shard looks up every id again.
-        replicated: True if every rank holds all rows.
         for_sequences: True if tables without pooling can be split in this way.
         in_jobs: True if a job may ask for this sharding.
         by_planner: True if the planner may choose it for a job that asks for no sharding.
@@ -66,10 +64,7 @@ def _parts(over: Over, world_size: int, local_size: int) -> int:
 
 
 def shard_columns(dim: int, num_shards: int) -> int:
-    """Return the smallest width of equal column shards, of which there are at most ``num_shards``.
-
-    The width is a multiple of four, as TorchRec requires, or the whole dim.
-    """
+    """Return the width of at most ``num_shards`` equal column shards: a multiple of four (TorchRec), or dim."""
     fits = (width for width in range(-(-dim // num_shards), dim) if dim % width == 0 and width % 4 == 0)
     return next(fits, dim)
 

@@ -57,10 +57,6 @@ class IdIndex:
             crowded += int(np.maximum(counts - STEPS - 1, 0).sum())
         return crowded / num_keys
 
-    @property
-    def num_bytes(self) -> int:
-        return self._starts.nbytes + self._lows.nbytes + self._shifts.nbytes + self._firsts.nbytes
-
     def rows(self, queries: Array) -> Array:
         """Return the row of each query, int64 [len(queries)]; -1 for an id that is not in the index."""
         # A query outside every span is mapped to some bucket, which has no equal id.

@@ -53,5 +53,4 @@ class ItemColumns:
 
 
 def _among(ids: pa.Array, wanted: list[Any]) -> Array:
-    found: Array = pc.is_in(ids, value_set=pa.array(wanted, ids.type)).to_numpy(zero_copy_only=False)
-    return found
+    return pc.is_in(ids, value_set=pa.array(wanted, ids.type)).to_numpy(zero_copy_only=False)

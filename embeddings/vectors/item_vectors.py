@@ -16,13 +16,6 @@ import pyarrow.compute as pc
 
 from embeddings.vectors.lazy_rows import CHUNK_ROWS, Array, Picked, Rows, Vectors
 
-__all__ = [
-    "CARRIED", "CHUNK_ROWS", "FOUND", "MAX_ID_BYTES", "MISSING", "STATUS_NAMES", "UNCERTAIN", "Array", "ItemIdError",
-    "ItemVectors",
-    "arrow_of", "as_list", "chunks", "find_rows", "impossible_ids", "keys_of", "norms_of", "row_norms", "shared_rows",
-    "show_key", "squares_of", "unit_float32", "unit_rows",
-]  # fmt: skip
-
 MISSING, FOUND, CARRIED, UNCERTAIN = 0, 1, 2, 3
 STATUS_NAMES = ("missing", "found", "carried", "uncertain")
 
@@ -77,15 +70,7 @@ class ItemVectors:
             raise ValueError(f"vectors have shape {vectors.shape}, expected [{num_items}, d] for {num_items} ids")
         if vectors.shape[1] < 1:
             raise ValueError("vectors have no coordinates")
-        columns: dict[str, Array | None] = {
-            "norms": _column("norms", self.norms, np.float32, num_items),
-            "evidence": _column("evidence", self.evidence, np.bool_, num_items),
-            "counts": _column("counts", self.counts, np.int64, num_items),
-            "statuses": _column("statuses", self.statuses, np.uint8, num_items),
-            "carried_for": _column("carried_for", self.carried_for, np.int32, num_items),
-            "last_found": _column("last_found", self.last_found, np.int32, num_items),
-            "biases": _column("biases", self.biases, np.float32, num_items),
-        }
+        columns = {name: _column(name, getattr(self, name), dtype, num_items) for name, dtype in _COLUMNS.items()}
         if columns["norms"] is None:
             columns["norms"] = norms_of(vectors)
         if columns["evidence"] is None:
@@ -135,7 +120,10 @@ class ItemVectors:
         return arrow_of(self.keys)
 
 
-_COLUMNS = ("norms", "evidence", "counts", "statuses", "carried_for", "last_found", "biases")
+_COLUMNS: dict[str, Any] = {
+    "norms": np.float32, "evidence": np.bool_, "counts": np.int64, "statuses": np.uint8, "carried_for": np.int32,
+    "last_found": np.int32, "biases": np.float32,
+}  # fmt: skip
 
 
 def _column(name: str, values: Any, dtype: Any, num_items: int) -> Array | None:
@@ -206,8 +194,7 @@ def unit_float32(rows: Array) -> Array:
     squares = squares_of(rows)
     if squares is None:
         return unit_rows(rows)[0].astype(np.float32)
-    directions: Array = rows * (1.0 / np.sqrt(squares))[:, None]
-    return directions
+    return rows * (1.0 / np.sqrt(squares))[:, None]
 
 
 def row_norms(rows: Array) -> Array:

@@ -39,8 +39,7 @@ class Rows:
             start, stop, step = rows.indices(len(self))
             return self.read(slice(start, max(start, stop)) if step == 1 else np.arange(start, stop, step))
         if isinstance(rows, (int, np.integer)):
-            row: Array = self.read(np.array([range(len(self))[int(rows)]]))[0]
-            return row
+            return self.read(np.array([range(len(self))[int(rows)]]))[0]
         rows = np.asarray(rows)
         if rows.dtype == np.bool_:
             rows = np.flatnonzero(rows)

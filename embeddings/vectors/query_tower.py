@@ -132,7 +132,6 @@ def _table_of(model: Any, part: Part) -> str:
 
 
 def _reads(node: Any, table: str) -> bool:
-    """Return True if a node turns ids into rows of a table."""
     return bool(node.op_type == "LabelEncoder" and node.doc_string == table)
 
 

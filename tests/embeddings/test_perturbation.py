@@ -67,15 +67,15 @@ def test_a_second_lookup_reads_rows_moved_and_the_next_reads_them_as_before(opti
     b = torch.stack([rows[11], rows[3], rows[9]])
     (torch.cat([a, b], dim=1) * factors).sum().backward()
 
-    perturbed = perturb(tables, 0.25)
+    restore = perturb(tables, 0.25)
     torch.testing.assert_close(tables.read("t"), read + 0.25 * rows.grad, **CLOSE[backend])
     assert bool((rows.grad[[2, 3, 8, 9, 11]].abs().sum(1) > 0).all())
     assert not torch.equal(tables.weight("t"), before[0])
-    perturbed.restore()
+    restore()
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(bits(tables), before, strict=True))
     assert torch.equal(tables.read("t"), read)
     assert tables.num_records == 1  # the first pass is still there, to be dropped by the caller
-    perturbed.restore()  # again: nothing
+    restore()  # again: nothing
     assert torch.equal(tables.read("t"), read)
 
 
@@ -89,11 +89,11 @@ def test_the_first_step_of_all():
     )
     before = bits(tables)
     tables(torch.tensor([3]), torch.tensor([0, 1])).sum().backward()
-    perturbed = perturb(tables, 1.0)
+    restore = perturb(tables, 1.0)
     expected = before[0].clone()
     expected[3] += 1.0
     torch.testing.assert_close(tables.read("t"), expected, rtol=1e-12, atol=0)
-    perturbed.restore()
+    restore()
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(bits(tables), before, strict=True))
 
 

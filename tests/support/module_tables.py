@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from embeddings.embedding_tables import EmbeddingTables
-from embeddings.kernels import fbgemm
+from embeddings.kernels import backends
 from embeddings.kernels.fbgemm import module as fbgemm_module
 from embeddings.kernels.fbgemm.module import FbgemmModuleKernel
 
@@ -30,7 +30,7 @@ def module_tables(tables, optimizer, *, cached: bool = False, **settings: Any) -
         with mock.patch.object(fbgemm_module, "bytes_for_tables", bytes_for_tables):
             return EmbeddingTables(tables, optimizer, backend="fbgemm", device="cuda", **settings)
     kernel = CachedKernel if cached else FbgemmModuleKernel
-    with mock.patch.object(fbgemm, "fbgemm_kernel", kernel):
+    with mock.patch.object(backends, "fbgemm_kernel", kernel):
         return EmbeddingTables(tables, optimizer, backend="fbgemm", **settings)
 
 

@@ -42,7 +42,7 @@ def documented(heading: str, column: str, marks: str = "x") -> set[str]:
 
 
 def profile_steps_by_network(cases):
-    from embeddings.sharding.exchange.shm_transport import exchanges_by_network
+    from tests.support.by_network import exchanges_by_network
 
     with exchanges_by_network():
         return profile_steps(cases)

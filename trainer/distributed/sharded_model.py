@@ -17,7 +17,7 @@ Calls marked *collective* must be made by every rank, in the same order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +29,6 @@ from torchrec.distributed.comm_ops import set_gradient_division
 from torchrec.distributed.model_parallel import DataParallelWrapper
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 
-from embeddings.perturbation import Perturbed
 from embeddings.sharding import (
     SequenceSharder,
     TableSettings,
@@ -122,7 +121,7 @@ class ShardedModel(ShardedState):
     def __init__(self, parallel: DistributedModelParallel, tables: Mapping[str, TableConfig], group: dist.ProcessGroup):
         super().__init__(parallel.module, tables, group)
         self.parallel = parallel
-        self._perturbed: list[Perturbed] = []
+        self._perturbed: list[Callable[[], None]] = []
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.parallel(*arguments, **keywords)
@@ -197,7 +196,7 @@ class ShardedModel(ShardedState):
     def restore_tables(self) -> None:
         """Undo :meth:`perturb_tables`, to the last bit; do nothing if rows are not perturbed."""
         while self._perturbed:
-            self._perturbed.pop().restore()
+            self._perturbed.pop()()
 
     def reset_tables(self) -> None:
         """Reset rows and optimizer state to their initial values (MEDA); this step becomes the rows' birth step.

@@ -19,14 +19,6 @@ from embeddings.kernels.cpu.kernel import CpuKernel, fill_keep_mask, swap_featur
 from embeddings.kernels.cpu.products import product
 
 __all__ = [
-    "CpuKernel",
-    "add_bias_and_relu",
-    "cross",
-    "cross_backward",
-    "fill_keep_mask",
-    "product",
-    "relu_backward",
-    "split_fields",
-    "split_fields_backward",
-    "swap_feature",
-]
+    "CpuKernel", "add_bias_and_relu", "cross", "cross_backward", "fill_keep_mask", "product", "relu_backward",
+    "split_fields", "split_fields_backward", "swap_feature",
+]  # fmt: skip

@@ -136,15 +136,8 @@ def _compile(compiler: list[str], level: str, path: Path) -> None:
     # A temporary name for each process, because another may be compiling the same library.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
-    command = [
-        *compiler,
-        *FLAGS,
-        *MACHINE_FLAGS[platform.machine()],
-        _march(compiler, level),
-        *sources,
-        "-o",
-        str(temporary),
-    ]
+    flags = [*FLAGS, *MACHINE_FLAGS[platform.machine()], _march(compiler, level)]
+    command = [*compiler, *flags, *sources, "-o", str(temporary)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

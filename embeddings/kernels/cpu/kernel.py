@@ -82,13 +82,10 @@ class CpuKernel:
         )  # fmt: skip
         library().lookup(byref(call))
         if faults.any():
-            self._raise(faults)
+            f = int(np.flatnonzero(faults[:, 0])[0])
+            descriptor, (fault, value) = layout.descriptors[f], (int(part) for part in faults[f])
+            raise layout.bad_id(descriptor, value) if fault == native.BAD_ID else layout.bad_offsets(descriptor)
         return output, indices if swaps is None else used.to(indices.dtype)
-
-    def _raise(self, faults: np.ndarray) -> None:
-        f = int(np.flatnonzero(faults[:, 0])[0])
-        descriptor, (fault, value) = self.layout.descriptors[f], (int(part) for part in faults[f])
-        raise self.layout.bad_id(descriptor, value) if fault == native.BAD_ID else self.layout.bad_offsets(descriptor)
 
     def read(self, t: int, rows: torch.Tensor, deferred: DeferredUpdateCoefficients | None) -> torch.Tensor:
         dim = self.layout.tables[t].dim
@@ -246,8 +243,6 @@ class _Described:
 
 
 class _Batch:
-    """A batch as a C structure."""
-
     def __init__(self, ids: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, batch_size: int) -> None:
         self.ids, self.offsets, self.weights = ids.long(), offsets.long(), weights
         self.struct = native.Batch(

@@ -41,6 +41,5 @@ def product(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
         and _prefers_onednn()
     ):
         # Its fused ReLU is not used: it turns NaN into 0.
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, y.T, bias, "none", [], "")
-        return found
+        return torch.ops.mkldnn._linear_pointwise(x, y.T, bias, "none", [], "")
     return x @ y if bias is None else torch.addmm(bias, x, y)

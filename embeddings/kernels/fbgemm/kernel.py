@@ -107,17 +107,13 @@ class FbgemmKernel:
 
     def _look_up(self, group: Group, bags: Bags) -> torch.Tensor:
         """Return the weighted sums of the bags, [B, columns of the group]."""
-        output: torch.Tensor = torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
+        return torch.ops.fbgemm.split_embedding_codegen_forward_cpu(
             self.layout.weights, group.weight_offsets, group.column_offsets, group.total_dim, group.row_starts,
             bags.indices, bags.offsets, _SUM, bags.pooling_weights, _FP32,
         )  # fmt: skip
-        return output
 
     def _swapped(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int, swaps: Swaps) -> torch.Tensor:
-        """Return the ids after SSE, the same bits as inside the other backends' lookups.
-
-        FBGEMM itself knows nothing of SSE.
-        """
+        """Return the ids after SSE, the same bits as inside the other backends' lookups."""
         used = indices.clone()
         for descriptor, config in zip(self.layout.descriptors, swaps.configs, strict=True):
             if config.probability == 0.0:
@@ -159,9 +155,8 @@ class FbgemmKernel:
             return [Bags(indices[kept], _sums(kept, lengths.reshape(-1)).view_as(lengths), pooling_weights[kept])]
         found = []
         for group in self._groups:
-            features = [
-                descriptor.number for descriptor in layout.descriptors if descriptor.table == group.descriptors[0].table
-            ]
+            t = group.descriptors[0].table
+            features = [descriptor.number for descriptor in layout.descriptors if descriptor.table == t]
             span = slice(ends[features[0]], ends[features[-1] + 1])
             mine = kept[span]
             found.append(Bags(indices[span][mine], mine.long()[None], pooling_weights[span][mine]))
@@ -206,10 +201,8 @@ class FbgemmKernel:
             for descriptor, lengths in zip(group.descriptors, bags.lengths, strict=True):
                 end = first + int(lengths.sum())
                 samples = torch.arange(lengths.numel(), device=grad.device).repeat_interleave(lengths)
-                block = (
-                    grad[:, column : column + descriptor.dim].double()[samples]
-                    * bags.pooling_weights[first:end, None].double()
-                )
+                block = grad[:, column : column + descriptor.dim].double()[samples]
+                block *= bags.pooling_weights[first:end, None].double()
                 parts.setdefault(descriptor.table, []).append(block)
                 first, column = end, column + descriptor.dim
             for t, ids in self._touched(group, bags):
@@ -219,10 +212,7 @@ class FbgemmKernel:
         return total
 
     def _joined(self, records: Sequence[Record]) -> Iterator[tuple[Group, Bags, torch.Tensor]]:
-        """Yield for each group all records as one batch, and its output gradient.
-
-        The gradient is [samples or ids of all records, columns].
-        """
+        """Yield for each group all records as one batch, and its output gradient [samples or ids, columns]."""
         num_features = len(self.layout.descriptors)
         batches = [
             self._bags(record.indices, record.offsets, record.weights, record.batch_size(num_features))

@@ -98,8 +98,7 @@ class FbgemmModuleKernel(FbgemmKernel):
         # The cache numbers rows over all tables in the type of the ids, which int32 might not hold.
         bags = bags._replace(indices=bags.indices.long())
         if self.layout.pooled:
-            pooled: torch.Tensor = self._module(bags.indices, bags.offsets, bags.pooling_weights)
-            return pooled
+            return self._module(bags.indices, bags.offsets, bags.pooling_weights)
         # Without pooling, look up one table at a time: the bags of the other tables are empty.
         t, dim = group.descriptors[0].table, group.total_dim
         lengths = bags.lengths.new_zeros(len(self._groups), num_bags)
@@ -143,10 +142,7 @@ def module_of(
 
 
 def bytes_for_tables(device: torch.device) -> int:
-    """Return the bytes of free GPU memory that tables may take.
-
-    A fifth of the GPU's total memory is always left free, even if several groups of tables are created in turn.
-    """
+    """Return the bytes of GPU memory that tables may take, which leaves a fifth free for however many groups."""
     free, total = torch.cuda.mem_get_info(device)
     return max(0, int(free - (1 - FOR_TABLES) * total))
 

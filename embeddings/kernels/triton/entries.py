@@ -21,8 +21,6 @@ def entries(
 ):  # fmt: skip
     """Write row number, offset of the gradient and weight of each looked-up id.
 
-    The arguments are flat because Triton passes no structs.
-
     Grid: features times tiles of bags, as in the lookup. ``keys`` gets for each id the number of its row among the rows
     of all tables, or num_keys if the row is not touched. ``grad_offsets`` gets the offset of its gradient's first
     element, and its table. If SHARED, ``pooling_weights`` gets the factor of the id's gradient: the id's weight, for a

@@ -102,10 +102,6 @@ class TritonKernel:
     On a GPU only :meth:`update` waits for the device, and only for the lookups before the backward. So a bad id or
     offset is not reported by its own :meth:`forward`, but by :meth:`update` before any row is changed, by a later
     lookup, or by :meth:`check`.
-
-    Attributes:
-        tiling: tile sizes of the programs.
-        split: most entries that one program sums for a row, see embeddings.kernels.triton.update.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -185,7 +181,6 @@ class TritonKernel:
         return output
 
     def _swapped(self, indices: torch.Tensor, offsets: torch.Tensor, batch_size: int, swaps: Swaps) -> torch.Tensor:
-        """Return the ids after SSE."""
         used, num_features = torch.empty_like(indices), len(self.layout.descriptors)
         draws, has_graph = self._swap_draws(swaps)
         tiling = self.tiling
@@ -242,7 +237,7 @@ class TritonKernel:
         """Return the warps of a program for a tile of this size: at least four elements for each thread."""
         return max(1, min(self.tiling.warps, elements // 128))
 
-    def _positions(self, num_ids: int, num_bags: int, tile: int) -> int:
+    def _positions(self, num_ids: int, num_bags: int) -> int:
         """Return the number of bag positions to process together in a tile: about the mean length of a bag."""
         mean = _power_of_two_from(max(1, -(-num_ids // num_bags)))
         return int(max(1, min(MAX_POSITIONS, mean)))
@@ -253,8 +248,9 @@ class TritonKernel:
         self, records: Sequence[Record], step: int, deferred: DeferredUpdateCoefficients | None, scale: float = 1.0
     ) -> None:
         self.check()
+        rule = rules.rule_number(self.layout.optimizer.rule)
         with self._on_device():
-            self._apply(self._sorted_once(records), self._rule, step, deferred, scale)
+            self._apply(self._sorted_once(records), rule, step, deferred, scale)
         self._last_sorted = None
 
     def squared_norm(self, records: Sequence[Record]) -> float:
@@ -294,7 +290,7 @@ class TritonKernel:
                     first_entry, first_offset,
                 )  # fmt: skip
                 constants = {
-                    "TILE": tile, "POSITIONS": self._positions(num_ids, record.offsets.numel() - 1, tile),
+                    "TILE": tile, "POSITIONS": self._positions(num_ids, record.offsets.numel() - 1),
                     "POOLED": layout.pooled, "SCALED": record.weights is not None, "SHARED": shared,
                 }  # fmt: skip
                 self._launch(
@@ -356,10 +352,6 @@ class TritonKernel:
             if rule is rules.NORM:
                 total = total + norms.sum() + more_norms.sum()
         return total
-
-    @property
-    def _rule(self) -> Any:
-        return rules.rule_number(self.layout.optimizer.rule)
 
     def _settings(self, step: int, scale: float) -> torch.Tensor:
         """Return rules.SETTINGS on the device."""
@@ -463,7 +455,6 @@ def _check_device(device: torch.device, interpreted: bool) -> None:
 
 
 def _blocks(count: int, size: int) -> int:
-    """Return the number of blocks of ``size`` that hold ``count``."""
     return -(-count // size)
 
 
@@ -472,6 +463,6 @@ def _power_of_two_from(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _power_of_two_in(number: int, limit: int = 16) -> int:
-    """Return the largest power of two, at most ``limit``, that divides ``number``."""
-    return limit if number == 0 else min(limit, number & -number)
+def _power_of_two_in(number: int) -> int:
+    """Return the largest power of two, at most 16, that divides ``number``."""
+    return 16 if number == 0 else min(16, number & -number)

@@ -36,8 +36,6 @@ def lookup(
 ):  # fmt: skip
     """Look up and pool; grid: features times tiles.
 
-    The arguments are flat because Triton passes no structs.
-
     ``fault`` gets a 1 where an id or an offset is bad; such an id adds nothing.
     """
     compute = output.dtype.element_ty

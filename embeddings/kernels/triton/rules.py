@@ -106,10 +106,7 @@ def apply(
     VECTORS: tl.constexpr, CLIP: tl.constexpr, INSIDE: tl.constexpr, DECAY: tl.constexpr, AHEAD: tl.constexpr,
     DEFERRED: tl.constexpr, MOMENTUM: tl.constexpr, FROM_START: tl.constexpr, LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
-    """Update the rows that :func:`read_rows` has read where ``mask``, with the summed gradients [TILE, BLOCK].
-
-    The arguments are flat because Triton passes no structs.
-    """
+    """Update the rows that :func:`read_rows` has read where ``mask``, with the summed gradients [TILE, BLOCK]."""
     compute = grad.dtype
     writing = mask[:, None] & (d < DIM)
     theta = theta.to(compute)

@@ -167,10 +167,7 @@ def _new_rows(
 def _walk(
     ids, swapped, walking, stop, start, end, step, group, place, key0, key1, lane, graph_offsets, neighbours,
 ):  # fmt: skip
-    """Return ``swapped`` with the end of a walk with restart from each id that is ``walking``.
-
-    The list of an id is [start, end).
-    """
+    """Return ``swapped`` with the end of a walk from each id that is ``walking``, whose list is [start, end)."""
     first, last = start, end
     stream = tl.full([], 0, tl.uint32)
     while tl.max(walking.to(tl.int32)) > 0:
@@ -190,10 +187,7 @@ def _walk(
 
 @triton.jit
 def _contains(neighbours, start, end, wanted, asked):
-    """Return True if the ascending list neighbours[start:end] holds ``wanted``.
-
-    All lists are searched at once, by bisection.
-    """
+    """Return True if the ascending list neighbours[start:end] holds ``wanted``, by bisection of all lists at once."""
     low, high = start, end
     while tl.max((asked & (low < high)).to(tl.int32)) > 0:
         middle = (low + high) >> 1

@@ -42,8 +42,6 @@ def update(
 ):  # fmt: skip
     """Sum gradients and update rows of the tables whose keys lie in [first_key, end_key), all of one dim.
 
-    The arguments are flat because Triton passes no structs.
-
     Grid: tiles of entries. ``keys`` are sorted row numbers over all tables, ``order`` has their indices before sorting.
     ``partials`` is [2 ceil(num_entries / SPLIT), DIM]. A piece that starts with a split at entry i has index 2 i /
     SPLIT, the first piece of a split run index 2 floor(i / SPLIT) + 1: a block of SPLIT entries has at most one of
@@ -140,8 +138,6 @@ def finish(
     LOGS: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
     """Update the rows whose run was split; grid: windows of WINDOW blocks of SPLIT entries.
-
-    The arguments are flat because Triton passes no structs.
 
     The program whose window has a run's first split updates the row. The sums of the pieces are added DEPTH at a time.
     """

@@ -6,7 +6,7 @@ import numpy as np
 
 from embeddings.refresh.gate_checks.base import GateCheck, Limit
 from embeddings.refresh.gate_checks.comparison import Comparison, ratio, share
-from embeddings.vectors.item_vectors import MISSING, Array, ItemVectors
+from embeddings.vectors.item_vectors import MISSING, Array
 
 RECENT_PUBLICATIONS = 7
 """Number of latest publications; ``carried`` counts the items that were found in one of them."""
@@ -54,13 +54,7 @@ class Carried(GateCheck):
 
     about = "items"
     limits = (
-        Limit(
-            "unreplaced",
-            0.5,
-            f"items are gone, and no new ones replace them: {_GONE}",
-            at_most=True,
-            spread=0.05,
-        ),
+        Limit("unreplaced", 0.5, f"items are gone, and no new ones replace them: {_GONE}", at_most=True, spread=0.05),
         Limit(
             "unreplaced_traffic", None, f"popular items are gone, and no new ones replace them: {_GONE}", at_most=True
         ),
@@ -81,7 +75,8 @@ class Carried(GateCheck):
         num_found, num_shared = int(np.count_nonzero(comparison.usable)), len(comparison.shared[0])
         num_had, num_expected = int(np.count_nonzero(had_vector)), _num_expected(comparison)
         num_new = num_found - num_shared
-        num_recent = float(_weights(comparison)[is_carried & _is_recent(previous)].sum())
+        is_recent = True if previous.carried_for is None else previous.carried_for < RECENT_PUBLICATIONS
+        num_recent = float(_weights(comparison)[is_carried & is_recent].sum())
         stands_for = comparison.shorter.stands_for
         # NaN where nothing had been found.
         newly_carried = float(np.maximum(ratio(num_expected - num_shared, num_expected), 0.0))
@@ -143,14 +138,6 @@ def _weights(comparison: Comparison) -> Array:
     known = ages < len(shares)
     weights[known] = shares[ages[known]]
     return weights
-
-
-def _is_recent(previous: ItemVectors) -> Array:
-    """Flag the previous version's items that were found in a recent publication, bool [its rows]."""
-    if previous.carried_for is None:
-        return np.ones(len(previous), dtype=np.bool_)
-    recent: Array = previous.carried_for < RECENT_PUBLICATIONS
-    return recent
 
 
 def _num_served(comparison: Comparison) -> int:

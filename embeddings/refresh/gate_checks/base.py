@@ -33,7 +33,6 @@ class Limit:
         metric: name, without the probe or slice in brackets.
         starting: limit while fewer than ``MIN_REFRESHES`` refreshes were published; None: the metric is only
             reported, unless the job sets a limit for it.
-        remedy: what to do about a failure.
         at_most: True where large values are bad.
         spread: least day-to-day standard deviation that rolling limits assume; None: the starting limit stays.
         about: subject of a failure; None: that of the check.

@@ -59,16 +59,13 @@ MIN_ROWS = 2
 class Comparison:
     """An aligned candidate, not yet averaged, and the version that is served.
 
-    Args:
+    Attributes:
         previous: the version that is served; None: the candidate is the first version.
-        candidate: the candidate.
         live: bool [n], items that count for ``coverage``.
         probes: documents of the probes that can read both (embeddings.refresh.probe), keyed by name.
-        sampling: sample sizes and seed.
         min_count: fewest training rows of an evident item; 0: every item is evident.
         anchor: the version that drift is counted from; None: no version before the previous one.
         metrics_before: metrics of the previous version from the time when it was the candidate.
-        shorter: length of the candidate's window relative to those before it.
         row_figures: figures of the rows that the candidate was trained on, keyed by name (``gate_checks.row_figures``).
         models: comparison of its model with the served one; None: they were not compared.
 
@@ -166,10 +163,6 @@ class Comparison:
         """True if the evident items are all shared items, so that figures of both would be equal."""
         return len(self.evident[0]) == len(self.shared[0])
 
-    def generator_of(self, purpose: int) -> np.random.Generator:
-        """Return a generator for one purpose; more draws from ``generator`` would change the draws of later checks."""
-        return np.random.Generator(np.random.Philox([self.sampling.seed, purpose]))
-
     @cached_property
     def renewed(self) -> Array:
         """Flags of the previous version's items with a usable vector in the candidate, bool [rows of previous]."""
@@ -186,8 +179,7 @@ class Comparison:
 
 def live_rows(items: ItemVectors) -> Array:
     """Flag the items that training saw, bool [n]: with a count, or with evidence where counts are unknown."""
-    live: Array = items.evidence if items.counts is None else items.counts > 0
-    return live
+    return items.evidence if items.counts is None else items.counts > 0
 
 
 def share(mask: Array) -> float:

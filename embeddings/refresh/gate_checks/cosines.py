@@ -78,8 +78,7 @@ def capped(counts: Array) -> Array:
         weights[~above] *= (1.0 - largest * np.count_nonzero(above)) / rest
         if (weights <= largest * (1 + 1e-12)).all():
             break
-    normalized: Array = weights / weights.sum()
-    return normalized
+    return weights / weights.sum()
 
 
 def _figures(cosines: Array) -> dict[str, float]:

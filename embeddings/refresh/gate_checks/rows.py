@@ -15,11 +15,7 @@ class Rows(GateCheck):
     needs_previous = False
     limits = (
         Limit("finite", 1.0, "the model diverged: lower the learning rate, or look for broken input"),
-        Limit(
-            "coverage",
-            0.95,
-            "live items have no vector: check the training data and the evidence of the rows",
-        ),
+        Limit("coverage", 0.95, "live items have no vector: check the training data and the evidence of the rows"),
     )
 
     @staticmethod

@@ -22,10 +22,7 @@ class OtherRankFailed(RuntimeError):
 
 
 class CollectiveCheck:
-    """A collective check that no rank has bad input.
-
-    It starts when input is distributed, and :meth:`count` reads its result before the lookup.
-    """
+    """A check that no rank has bad input: begun when input is distributed, read by :meth:`count` before the lookup."""
 
     def __init__(self, problem: str | None, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self._problem = problem
@@ -53,10 +50,7 @@ class CollectiveCheck:
 def problem_of(features: KeyedJaggedTensor, readers: Mapping[str, Sequence[TableConfig]], fatal: bool) -> str | None:
     """Describe the fault in this rank's input; None if it has none.
 
-    Args:
-        features: this rank's input.
-        readers: the tables that a feature is looked up in.
-        fatal: True if an id outside its table is an error (``bounds="fatal"``); False if it counts as padding.
+    ``readers`` are the tables that each feature is looked up in. Unless ``fatal``, ids outside them are no fault.
     """
     if features.variable_stride_per_key():
         return "a batch size that varies between features is not available yet: give every feature one"

@@ -45,8 +45,7 @@ class PooledDist(BaseEmbeddingDist[EmbeddingShardingContext, Tensor, Tensor]):
     def exchange(self, local_embs: Tensor, batch_sizes: list[int]) -> Tensor:
         if len(self._dim_by_rank) == 1 and self._sources == [(0, 0, self._dim_by_rank[0])]:
             return local_embs
-        pooled: Tensor = PooledExchange.apply(local_embs, batch_sizes, self)
-        return pooled
+        return PooledExchange.apply(local_embs, batch_sizes, self)
 
     def _set_order(self, order: Sequence[int]) -> None:
         self._order = list(order)

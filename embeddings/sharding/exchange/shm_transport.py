@@ -23,7 +23,7 @@ import secrets
 import socket
 import struct
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -51,34 +51,16 @@ Part = Tensor | Sequence[Tensor]
 """Data to send: a tensor, or several matrices, sent joined along columns."""
 
 _of_group: WeakKeyDictionary[dist.ProcessGroup, HostMemory | None] = WeakKeyDictionary()
-_by_network = False
 
 
 def host_memory(group: dist.ProcessGroup) -> HostMemory | None:
-    """Return the memory that the ranks of ``group`` share.
+    """Return the memory that the ranks of ``group`` share; None for one rank, or ranks of several hosts.
 
-    Return None if the group has one rank, or its ranks are not all on one host. The first call for a group is
-    collective.
+    The first call for a group is collective.
     """
-    if _by_network:
-        return None
     if group not in _of_group:
         _of_group[group] = _connect(group) if dist.get_world_size(group) > 1 else None
     return _of_group[group]
-
-
-@contextlib.contextmanager
-def exchanges_by_network() -> Iterator[None]:
-    """Switch shared memory off inside this context, as if each rank had a host of its own.
-
-    All ranks must enter it.
-    """
-    global _by_network
-    before, _by_network = _by_network, True
-    try:
-        yield
-    finally:
-        _by_network = before
 
 
 class HostMemory:

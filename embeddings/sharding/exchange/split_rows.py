@@ -105,8 +105,7 @@ def sum_over_ranks(partial_sums: Tensor, batch_sizes: list[int], group: dist.Pro
     """Sum partial sums [samples of all ranks of ``group``, D] over ranks, and return sums [own samples, D]."""
     if len(batch_sizes) == 1:
         return partial_sums
-    sums: Tensor = SumExchange.apply(partial_sums, batch_sizes, group)
-    return sums
+    return SumExchange.apply(partial_sums, batch_sizes, group)
 
 
 class SumExchange(torch.autograd.Function):

@@ -165,11 +165,7 @@ class Mirror(CollectionDirectory):
         self._seen = data
 
     def _pull(self, data: bytes | None) -> None:
-        """Make the mirror equal to the store, whose index is ``data``; the caller holds the mirror's lock.
-
-        Raises:
-            CorruptStore: an object that the index names is gone or damaged.
-        """
+        """Make the mirror equal to the store, whose index is ``data``; the caller holds the mirror's lock."""
         for attempt in range(_ATTEMPTS):
             files: Files = {} if data is None else files_of(data, Path(self._index_name))
             try:
@@ -317,20 +313,14 @@ class Mirror(CollectionDirectory):
         return named
 
     def _is_unnamed(self, path: str, local: dict[str, Path]) -> bool:
-        """Return True if a version's file is no longer needed.
-
-        Such a file's version has expired, or an erasure has replaced the file by another.
-        """
+        """Return True if a file's version has expired, or an erasure has replaced the file by another."""
         version = PurePosixPath(path).parent.name
         if f"versions/{version}/{MANIFEST_FILE}" not in local or self._entry(path) is None:
             return True
         return self.is_expired(version)
 
     def _revert(self) -> None:
-        """Remove uncommitted changes from the mirror, as far as possible while the store may be away.
-
-        The rest is removed when the store can be reached again.
-        """
+        """Remove uncommitted changes from the mirror, the rest of them when the store can be reached again."""
         self._is_dirty = True
         try:
             self._pull(self.remote.index())
@@ -377,11 +367,6 @@ class Mirror(CollectionDirectory):
         return self.remote.reader(manifest, item_rows)
 
     def _fetch_data(self, directory: Path, file: FileEntry) -> None:
-        """Fetch a file of a version, unless the mirror has an undamaged copy.
-
-        Raises:
-            CorruptStore: the index does not name the file, or its object is gone.
-        """
         path = directory / file.name
         with contextlib.suppress(CorruptStore):
             verify_file(directory, file)

@@ -19,6 +19,7 @@ import contextlib
 import uuid
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -93,10 +94,7 @@ def open_redis(text: str) -> RemoteStore:
         with reaching(url.url):
             return [name.decode() for name in client.smembers(f"{prefix}collections")]
 
-    def collection(name: str) -> InRedis:
-        return InRedis(client, prefix, name, url, grace_seconds)
-
-    store = RemoteStore(url.url, url.cache, names, collection, url.follow_seconds)
+    store = RemoteStore(url, names, lambda name: InRedis(client, prefix, name, url, grace_seconds))
     weakref.finalize(store, client.connection_pool.disconnect)
     return store
 
@@ -242,7 +240,7 @@ class InRedis:
 
     def reader(self, manifest: VersionManifest, name: str) -> VersionReader:
         with reaching(self._where):
-            return RedisReader(self._client, self._keys(name), manifest, self._reach)
+            return RedisReader(self._client, self._keys(name), manifest, partial(reaching, self._where))
 
     def lookup(self, reader: VersionReader, ids: Any, index: bytes) -> tuple[Array, Array] | None:
         assert isinstance(reader, RedisReader)
@@ -272,9 +270,6 @@ class InRedis:
 
     def _keys(self, name: str) -> RowKeys:
         return RowKeys(f"{self._base}:{name}")
-
-    def _reach(self) -> contextlib.AbstractContextManager[None]:
-        return reaching(self._where)
 
     def _server(self) -> str:
         return str(self._client.info("server").get("run_id", ""))

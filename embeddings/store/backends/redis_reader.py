@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from embeddings.store.backends.redis_rows import Client, Columns, RowKeys, gone, read_columns, repack
+from embeddings.store.backends.redis_rows import Client, RowKeys, gone, read_columns, repack
 from embeddings.store.files import RowsGone
 from embeddings.store.manifest import VersionManifest
-from embeddings.store.version import VersionReader, items_of, matrix_of
+from embeddings.store.version import VersionReader, items_of, keys_of_column, matrix_of
 from embeddings.vectors.half_precision import as_float32
 from embeddings.vectors.item_vectors import MISSING, Array, ItemIdError, ItemVectors, keys_of
 
@@ -40,15 +40,8 @@ reader learns that the version is gone.
 """
 
 
-class Given(NamedTuple):
-    """A key, and the value that it must have for an answer to count."""
-
-    key: bytes
-    value: bytes
-
-
 class Switched(Exception):
-    """The key of :class:`Given` has another value than expected."""
+    """A key that the answer depends on has another value than expected."""
 
 
 class RedisReader(VersionReader):
@@ -88,7 +81,7 @@ class RedisReader(VersionReader):
         The same script reads both. Rows that are gone because another version is served are no error.
         """
         try:
-            return self._lookup(ids, Given(key, value))
+            return self._lookup(ids, (key, value))
         except Switched:
             return None
         except RowsGone:
@@ -97,7 +90,7 @@ class RedisReader(VersionReader):
                     raise
             return None
 
-    def _lookup(self, ids: Any, given: Given | None) -> tuple[Array, Array]:
+    def _lookup(self, ids: Any, given: tuple[bytes, bytes] | None) -> tuple[Array, Array]:
         rows = self.find_rows(self._queries(ids))
         status = np.full(len(rows), MISSING, dtype=np.uint8)
         vectors = np.zeros((len(rows), self.dim), dtype=np.float32)
@@ -116,13 +109,8 @@ class RedisReader(VersionReader):
             raise ItemIdError(f"the ids here are {here}, those asked for are {asked}")
         return queries
 
-    def _read(self, rows: Array, given: Given | None) -> Array:
-        """Read the stored vectors [n, d] of ``rows``, int64 [n].
-
-        Raises:
-            RowsGone: the rows are no longer in Redis.
-            Switched: the key of ``given`` has another value.
-        """
+    def _read(self, rows: Array, given: tuple[bytes, bytes] | None) -> Array:
+        """Read the stored vectors [n, d] of ``rows``, int64 [n]; raise Switched if a key has no ``given`` value."""
         width = self.dim * self._dtype.itemsize
         positions = np.stack([rows // self._block_rows, rows % self._block_rows * width], axis=1).astype("<u4")
         key, expected = given or (self._rows.alive(), None)
@@ -135,21 +123,21 @@ class RedisReader(VersionReader):
         return np.frombuffer(stored, dtype=self._dtype).reshape(len(rows), self.dim)
 
     @functools.cached_property
-    def _columns(self) -> Columns:
+    def _columns(self) -> pa.RecordBatch:
         with self._reach():
             return read_columns(self._client, self._rows, self._num_chunks, self.manifest.id_type)
 
     @functools.cached_property
     def keys(self) -> Array:  # type: ignore[override]
-        return self._columns.keys
+        return keys_of_column(self._columns.column("key"))
 
     @functools.cached_property
     def statuses(self) -> Array:  # type: ignore[override]
-        return self._columns.batch.column("status").to_numpy()
+        return self._columns.column("status").to_numpy()
 
     @functools.cached_property
     def norms(self) -> Array:  # type: ignore[override]
-        return self._columns.batch.column("norm").to_numpy()
+        return self._columns.column("norm").to_numpy()
 
     @functools.cached_property
     def counts(self) -> Array | None:  # type: ignore[override]
@@ -168,10 +156,9 @@ class RedisReader(VersionReader):
         with self._reach():
             vectors = self._all_vectors()
         column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), self.dim)
-        return self._columns.batch.append_column("vector", column)
+        return self._columns.append_column("vector", column)
 
     def _all_vectors(self) -> Array:
-        """Read all vectors as they are stored, [n, d]."""
         vectors = np.empty((len(self), self.dim), dtype=self._dtype)
         for number, start in enumerate(range(0, len(self), self._block_rows)):
             block = self._client.get(self._rows.block(number))

@@ -123,35 +123,17 @@ def gone(keys: RowKeys) -> RowsGone:
     )
 
 
-class Columns(NamedTuple):
-    """Ids [n] of all items, and a batch of all their columns but the vectors: key, status, norm, count and so on."""
-
-    keys: Array
-    batch: pa.RecordBatch
-
-
-def read_columns(client: Client, keys: RowKeys, num_chunks: int, id_type: str) -> Columns:
-    """Read all columns of all items but the vectors; raise RowsGone."""
-    if not num_chunks:
-        return _no_columns(id_type)
+def read_columns(client: Client, keys: RowKeys, num_chunks: int, id_type: str) -> pa.RecordBatch:
+    """Read all columns of all items but the vectors: key, status, norm, count and so on; raise RowsGone."""
+    if not num_chunks:  # all items of the version were erased
+        key = key_column(np.empty(0, dtype=np.int64 if id_type == "int64" else "S1"))
+        types = {"status": pa.uint8(), "norm": pa.float32(), "count": pa.int64()}
+        return pa.record_batch({"key": key, **{name: pa.array([], kind) for name, kind in types.items()}})
     contents = [client.get(keys.chunk(number)) for number in range(num_chunks)]
     if None in contents or not client.exists(keys.alive()):
         raise gone(keys)
     table = pa.Table.from_batches([_batch(content) for content in contents]).combine_chunks()
-    batch = table.to_batches()[0] if table.num_rows else _batch(contents[0])
-    return Columns(keys_of_column(batch.column("key")), batch)
-
-
-def _no_columns(id_type: str) -> Columns:
-    """Return empty columns, for a version without chunks because all its items were erased."""
-    keys = np.empty(0, dtype=np.int64 if id_type == "int64" else "S1")
-    columns = {
-        "key": key_column(keys),
-        "status": pa.array([], pa.uint8()),
-        "norm": pa.array([], pa.float32()),
-        "count": pa.array([], pa.int64()),
-    }
-    return Columns(keys, pa.record_batch(columns))
+    return table.to_batches()[0] if table.num_rows else _batch(contents[0])
 
 
 def columns_stream(batch: pa.RecordBatch) -> bytes:
@@ -160,8 +142,7 @@ def columns_stream(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
+    return sink.getvalue().to_pybytes()
 
 
 def _batch(content: bytes) -> pa.RecordBatch:
@@ -184,7 +165,7 @@ def repack(client: Client, keys: RowKeys) -> dict[str, Any]:
     info = rows_info(client, keys)
     if info["blocks"] or not info["chunks"]:
         return info
-    ids = _stored_ids(read_columns(client, keys, info["chunks"], "").keys)
+    ids = _stored_ids(read_columns(client, keys, info["chunks"], ""))
     row = str(info.get("row_keys", f"{keys.base}:id:")).encode()
     width = int(info["dim"]) * np.dtype(info["dtype"]).itemsize
     values: list[bytes | None] = []
@@ -204,7 +185,7 @@ def repack(client: Client, keys: RowKeys) -> dict[str, Any]:
     _write_info(client, keys, matrix, info["chunks"], size)
     gone_ids = client.get(f"{keys.base}:gone")
     if gone_ids is not None:
-        ids = ids + _stored_ids(keys_of_column(_batch(gone_ids).column("key")))
+        ids = ids + _stored_ids(_batch(gone_ids))
     with client.pipeline(transaction=False) as pipeline:
         for number, one in enumerate(ids):
             pipeline.expire(row + one, KEYED_ROWS_SECONDS)
@@ -221,13 +202,13 @@ def repack(client: Client, keys: RowKeys) -> dict[str, Any]:
 def _vectors_of_base(client: Client, keys: RowKeys) -> dict[bytes, bytes]:
     """Return the stored vectors, by id, of rows from which another version stores only differences."""
     info = repack(client, keys)
-    ids = _stored_ids(read_columns(client, keys, info["chunks"], "").keys)
+    ids = _stored_ids(read_columns(client, keys, info["chunks"], ""))
     raw = b"".join(client.mget([keys.block(number) for number in range(info["blocks"])]))
     width = len(raw) // len(ids)
     return {one: raw[number * width : (number + 1) * width] for number, one in enumerate(ids)}
 
 
-def _stored_ids(keys: Array) -> list[bytes]:
-    """Return ids as bytes, the way Redis' keys contain them: integers as decimal digits."""
-    ids: list[bytes] = (keys.astype("S20") if keys.dtype.kind == "i" else keys).tolist()
-    return ids
+def _stored_ids(batch: pa.RecordBatch) -> list[bytes]:
+    """Return a batch's ids as bytes, the way Redis' keys contain them: integers as decimal digits."""
+    keys = keys_of_column(batch.column("key"))
+    return (keys.astype("S20") if keys.dtype.kind == "i" else keys).tolist()

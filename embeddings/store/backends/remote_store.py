@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from embeddings.store.backends.mirror import Mirror
 from embeddings.store.backends.remote import Remote
 from embeddings.store.collection.directory import NAME_PATTERN, CollectionDirectory
 from embeddings.store.feature_store import Store
 from embeddings.store.files import StoreUnavailable
+from embeddings.store.url import StoreUrl
 
 
 class RemoteStore(Store):
-    """A remote store, used through local mirrors of its collections in the folder ``cache``."""
+    """A remote store, used through local mirrors of its collections in the cache folder of its URL."""
 
     is_remote = True
 
-    def __init__(
-        self,
-        url: str,
-        cache: Path,
-        names: Callable[[], Iterable[str]],
-        connect: Callable[[str], Remote],
-        follow_seconds: float,
-    ):
-        super().__init__(cache)
-        self.url = url
-        self._list = names
-        self._connect = connect
-        self._follow_seconds = follow_seconds
+    def __init__(self, url: StoreUrl, names: Callable[[], Iterable[str]], connect: Callable[[str], Remote]):
+        super().__init__(url.cache)
+        self.url, self._follow_seconds = url.url, url.follow_seconds
+        self._list, self._connect = names, connect
 
     def reach(self) -> None:
         self._list()

@@ -13,6 +13,7 @@ to a dead writer. See docs/adr/0019-remote-stores.md.
 from __future__ import annotations
 
 import contextlib
+import functools
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -63,10 +64,7 @@ def open_objects(text: str) -> RemoteStore:
         with reaching(url.url):
             return connected().folders("")
 
-    def connect(name: str) -> Objects:
-        return Objects(lambda: connected(name), f"{root}/{name}", url)
-
-    return RemoteStore(url.url, url.cache, names, connect, url.follow_seconds)
+    return RemoteStore(url, names, lambda name: Objects(lambda: connected(name), f"{root}/{name}", url))
 
 
 def _options(url: StoreUrl) -> dict[str, Any]:
@@ -104,16 +102,13 @@ class Objects:
         self._base = base
         self._where = f"{url.url} ({base})"
         self._lease_seconds = url.lease_seconds
-        self._opened: ObjectStorage | None = None
         self._indexes: OrderedDict[bytes, Version] = OrderedDict()
         self._lock: Version | None = None
         self._watched: tuple[Any, float] = (None, 0.0)
 
-    @property
+    @functools.cached_property
     def _objects(self) -> ObjectStorage:
-        if self._opened is None:
-            self._opened = self._connected()
-        return self._opened
+        return self._connected()
 
     def index(self) -> bytes | None:
         with reaching(self._where):

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from embeddings.durable_files import make_directory
-from embeddings.store.files import FileEntry, UnknownCollection, read_document, replace_document, sweep, writer_lock
+from embeddings.store.files import (
+    FileEntry,
+    UnknownCollection,
+    file_mark,
+    read_document,
+    replace_document,
+    sweep,
+    writer_lock,
+)
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
 from embeddings.store.pointer import Pointer
 from embeddings.store.version import VersionReader, verify_file
@@ -33,7 +41,6 @@ class CollectionDirectory:
     """Versions, their manifests and states, the pointer, and the lock of the one writer.
 
     Attributes:
-        pointer: the file that names the served version.
         rows_are_remote: True if item rows are read from a remote store. Versions may share rows there, so rows that one
             version lost may still be stored for another.
         unswept: reason why this process's last writer could not remove unneeded objects from the remote store; None if
@@ -117,12 +124,8 @@ class CollectionDirectory:
         return None if document is None else VersionManifest.from_json(document, path)
 
     def manifest_mark(self, version: str) -> tuple[int, ...] | None:
-        """Return the identity of a version's manifest file, which changes with every new file; None without a file."""
-        try:
-            status = os.stat(self.versions / version / MANIFEST_FILE)
-        except FileNotFoundError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+        """Return the identity of a version's manifest file; None without a file."""
+        return file_mark(self.versions / version / MANIFEST_FILE)
 
     def read_state(self, version: str) -> dict[str, Any]:
         """Return the state document of a version that was held or has expired; {} for other versions."""

@@ -22,18 +22,18 @@ the caller must erase them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from embeddings.durable_files import fsync_path
-from embeddings.store.collection.reader import CollectionReader
-from embeddings.store.collection.settings import LISTS_BY_ITEM, CollectionSettings
+from embeddings.durable_files import fsync_path, make_directory
+from embeddings.store.collection.directory import NAME_PATTERN
 from embeddings.store.collection.switch import VersionSwitch
 from embeddings.store.files import (
     CorruptStore,
@@ -53,6 +53,7 @@ from embeddings.store.manifest import MANIFEST_FILE, VersionManifest, is_items_f
 from embeddings.store.tombstones import ErasedIds
 from embeddings.store.users import write_users
 from embeddings.store.version import VersionReader, num_carried, write_items
+from embeddings.store.view_entry import ANCHORS
 from embeddings.store.views import utc_now
 from embeddings.vectors.item_vectors import Array, ItemIdError, ItemVectors, keys_of
 from embeddings.vectors.lazy_rows import Picked
@@ -63,6 +64,12 @@ Part = Literal["items", "users"]
 ITEMS: Part = "items"
 USERS: Part = "users"
 ERASED_FILES: dict[Part, str] = {ITEMS: "erased.json", USERS: "erased-users.json"}
+LISTS_BY_ITEM = {"canary": ("ids", "codes", "held_out"), ANCHORS: ("ids", "coordinates")}
+"""Names of lists with one entry per item in settings that list items, by kind of settings; the ids come first.
+
+This module lists the kinds, although other packages save them, because every process that erases must know all kinds.
+With registration by import, a package that was not imported would keep erased ids.
+"""
 LOCK_FILE = "ERASING"
 LOCK_SECONDS = 600.0
 LOG_LENGTH = 1000
@@ -70,10 +77,8 @@ LOG_LENGTH = 1000
 _WITHOUT_ROWS = ("frequencies-", "rotation", MAP_PREFIX)
 
 
-class CollectionErasure(VersionSwitch, CollectionSettings):
-    """Erases ids from a collection, and recognizes erased ids; a base class of :class:`Collection`."""
-
-    _reader: CollectionReader
+class CollectionErasure(VersionSwitch):
+    """Erases ids from a collection and its settings, and recognizes them; a base class of :class:`Collection`."""
 
     # --- erased ids ------------------------------------------------------------------------------------------------
 
@@ -104,13 +109,22 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
         return self._files.pointer.read().erasures
 
     def _refuse_erased(self, keys: Array, part: Part = ITEMS) -> None:
-        """Raise IdsErased if one of ``keys`` was erased."""
         num_erased = int(np.count_nonzero(self.erased(part).matches(keys)))
         if num_erased:
             raise IdsErased(
                 f"collection '{self._files.name}': {num_erased} of the {'ids' if part == ITEMS else 'users'} were "
                 "erased: leave them out, or readmit them first"
             )
+
+    # --- settings: small documents, each with a kind (such as canary) and a name --------------------------------------
+
+    def settings(self, kind: str) -> dict[str, dict[str, Any]]:
+        """Return the collection's settings of one kind (``canary``, say), keyed by name."""
+        self._files.follow()
+        documents = {
+            path.stem: read_document(path) for path in sorted((self._files.path / "settings" / kind).glob("*.json"))
+        }
+        return {name: document for name, document in documents.items() if document is not None}
 
     def save_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
         """Save a settings document of finite JSON values in one durable step; None removes the document.
@@ -121,10 +135,31 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
             ValueError: a name that is not ``[a-z0-9][a-z0-9_-]{0,62}``.
             StoreFull: the disk, quota or file size limit ended the write.
         """
-        super().save_settings(kind, name, document)
+        self._replace_settings(kind, name, document)
         if kind in LISTS_BY_ITEM and document is not None:
             # Remove ids that were erased while the document was written; later erasures find the saved document.
             self._remove_items(self.erased())
+
+    def _replace_settings(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
+        if not NAME_PATTERN.fullmatch(name):
+            raise ValueError(f"{kind} name {name!r}: use [a-z0-9][a-z0-9_-]{{0,62}}")
+        directory = self._files.path / "settings" / kind
+        with disk_errors(self._files.path), self._files.writing():
+            make_directory(directory)
+            path = directory / f"{name}.json"
+            if document is None:
+                path.unlink(missing_ok=True)
+                fsync_path(directory)
+            else:
+                replace_document(path, dict(document))
+
+    def _remove_items(self, erased: ErasedIds) -> None:
+        for kind, lists in LISTS_BY_ITEM.items():
+            for name, document in self.settings(kind).items():
+                ids = document.get(lists[0])
+                if ids and not (staying := ~erased.matches(keys_of(ids))).all():
+                    shorter = {part: list(itertools.compress(document[part], staying)) for part in lists}
+                    self._replace_settings(kind, name, {**document, **shorter})
 
     # --- erasing ---------------------------------------------------------------------------------------------------
 
@@ -242,8 +277,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
     def _conclude(self, part: Part, taken: list[dict[str, Any]], own: str | None, rewritten: dict[str, int]) -> None:
         """Move the pending entries ``taken`` to the log, unless another machine did; the caller holds the writer lock.
 
-        The versions and rows rewritten are recorded in the caller's own entry (``own``) if it was taken, else in the
-        latest.
+        What was rewritten is recorded in the caller's own entry (``own``) if it was taken, else in the latest.
         """
         document = self._erased_document(part)
         assert document is not None
@@ -266,10 +300,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
         return {"versions": note["versions"], "rows": note["rows"]}
 
     def _rewrite(self, version: str, known: ErasedIds, part: Part) -> int:
-        """Give a version new files without the rows of the erased ids, and return the number of rows removed.
-
-        Rows are read and written in parts, without the writer lock.
-        """
+        """Give a version new files without the rows of the erased ids, and return the number of rows removed."""
         directory = self._files.versions / version
         while True:
             before = self._reader.manifest_now(version)
@@ -308,7 +339,7 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
                 return 0
             with self._files.writing():
                 workspace = Workspace(self._files.versions)
-            with workspace:
+            with contextlib.closing(workspace):
                 suffix, files = f"-{1 + len(before.erasures):04d}", []
                 remaining = np.flatnonzero(~gone)
                 if writes_items:
@@ -382,19 +413,13 @@ class CollectionErasure(VersionSwitch, CollectionSettings):
         }
         replace_document(self._files.path / ERASED_FILES[part], after)
 
-    @contextlib.contextmanager
-    def _erasing(self, timeout_seconds: float | None = None) -> Iterator[None]:
+    def _erasing(self, timeout_seconds: float | None = None) -> contextlib.AbstractContextManager[None]:
         patience = LOCK_SECONDS if timeout_seconds is None else timeout_seconds
-        with writer_lock(self._files.path / LOCK_FILE, patience):
-            yield
+        return writer_lock(self._files.path / LOCK_FILE, patience)
 
 
 def _manifest_after(
-    before: VersionManifest,
-    files: Sequence[FileEntry],
-    items: ItemVectors,
-    users: UserVectors | None,
-    num_rows: int,
+    before: VersionManifest, files: Sequence[FileEntry], items: ItemVectors, users: UserVectors | None, num_rows: int
 ) -> VersionManifest:
     """Return the manifest with the new ``files``; rows of materialized views go with rewritten items."""
     with_items = any(is_items_file(file.name) for file in files)
@@ -415,10 +440,7 @@ def _manifest_after(
 
 
 def _remove_unnamed(directory: Path, manifest: VersionManifest) -> None:
-    """Remove files of a version that its manifest does not name.
-
-    Such files are from before an erasure, or unfinished manifests.
-    """
+    """Remove files from before an erasure, and unfinished manifests."""
     for path in _unnamed(directory, manifest):
         path.unlink(missing_ok=True)
     fsync_path(directory)

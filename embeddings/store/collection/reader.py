@@ -126,10 +126,6 @@ class CollectionReader:
             logger.warning("collection '%s': %s; it has expired, so nothing needs it", self._files.name, error)
             return None
 
-    def anchor_generation(self, version: str) -> int:
-        """Return the anchor generation of a version, read only from its manifest."""
-        return self.manifest(self.resolve(version)).anchor_generation
-
     def id_type(self) -> str:
         """Return the id type, ``int64`` or ``string``, of the served version, or else of the newest version.
 

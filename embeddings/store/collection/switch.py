@@ -18,13 +18,7 @@ from embeddings.store.views import utc_now
 
 @dataclass(frozen=True)
 class Switch:
-    """A requested change of the served version, as the history records it.
-
-    Attributes:
-        kind: publish or promote.
-        reason: reason that the history keeps.
-        key: the id of the API key of the request.
-    """
+    """A requested change of the served version, as the history records it; ``kind`` is publish or promote."""
 
     version: str
     kind: str

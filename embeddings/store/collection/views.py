@@ -31,11 +31,8 @@ if TYPE_CHECKING:
 class ServedView:
     """A view as a version serves it.
 
-    Attributes:
-        entry: the view in its own generation.
-        name: name under which it was requested, such as ``VIEW@g1``.
-        first: first version of the generation that is read, which has the map to the view's generation; None: they are
-            equal.
+    ``name`` is that of the request, such as ``VIEW@g1``. ``first`` is the first version of the generation that is read,
+    which has the map to the view's generation; None: they are equal.
     """
 
     entry: ViewEntry
@@ -317,7 +314,6 @@ class CollectionViews:
         return None
 
     def _features(self, served: ServedView, h: Array, version: VersionReader | str) -> Array:
-        """Return the features of vectors ``h`` [n, d] of a version."""
         if not feature_map(served.entry.kind).reads_items:
             return self._registry.features(served.entry).transform(self._mapped(served, h))
         reader = self._reader.open(version) if isinstance(version, str) else version
@@ -373,7 +369,6 @@ class CollectionViews:
         return [entry["generation"] for entry in maps if not entry["reasons"]]
 
     def _first_of(self, manifest: VersionManifest) -> VersionManifest:
-        """Return the manifest of the first version of the manifest's generation."""
         is_first = manifest.anchor_version == manifest.version
         return manifest if is_first else self._reader.manifest(manifest.anchor_version)
 

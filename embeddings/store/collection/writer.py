@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ import numpy as np
 from embeddings.durable_files import fsync_path, write_file
 from embeddings.store.collection.erasure import ERASED_FILES, USERS, CollectionErasure
 from embeddings.store.files import Workspace, disk_errors, encode_document
-from embeddings.store.generation_maps import GenerationMap
+from embeddings.store.generation_maps import GenerationMap, file_of
 from embeddings.store.manifest import MANIFEST_FILE, VersionManifest
 from embeddings.store.users import users_entry, write_users
 from embeddings.store.version import (
@@ -92,7 +93,7 @@ class CollectionWriter(CollectionErasure):
             with self._files.writing():
                 self._clean()
                 workspace = Workspace(self._files.versions)
-            with workspace:
+            with contextlib.closing(workspace):
                 files = [write_items(workspace.path / ITEMS_FILE, items, dtype)]
                 # From here on use the written rows, so that they are not computed again.
                 items = items_of(read_arrow(workspace.path / ITEMS_FILE))
@@ -107,7 +108,7 @@ class CollectionWriter(CollectionErasure):
                 back = [] if maps is None else maps(items)
                 for one in back:
                     if not one.reasons:
-                        files.append(write_arrow(workspace.path / one.file_name, matrix_batch(one.matrix)))
+                        files.append(write_arrow(workspace.path / file_of(one.generation), matrix_batch(one.matrix)))
                 with self._files.writing():
                     # Check again: ids may have been erased while the rows were being written.
                     self._refuse_all_erased(items, users)
@@ -134,7 +135,13 @@ class CollectionWriter(CollectionErasure):
                         users=None if users is None else users_entry(users, users_feature),
                         extra=dict(extra or {}),
                     )
-                    self._move_into_place(workspace, manifest)
+                    write_file(workspace.path / MANIFEST_FILE, encode_document(manifest.to_json()))
+                    fsync_path(workspace.path)
+                    target = self._files.versions / version
+                    os.rename(workspace.path, target)
+                    fsync_path(self._files.versions)
+                    for file in manifest.files:
+                        mark_verified(target, file)
         return version
 
     def _refuse_all_erased(self, items: ItemVectors, users: UserVectors | None) -> None:
@@ -156,12 +163,3 @@ class CollectionWriter(CollectionErasure):
     def _clean(self) -> None:
         self._registry.clean()
         self._files.clean()
-
-    def _move_into_place(self, workspace: Workspace, manifest: VersionManifest) -> None:
-        write_file(workspace.path / MANIFEST_FILE, encode_document(manifest.to_json()))
-        fsync_path(workspace.path)
-        target = self._files.versions / manifest.version
-        os.rename(workspace.path, target)
-        fsync_path(self._files.versions)
-        for file in manifest.files:
-            mark_verified(target, file)

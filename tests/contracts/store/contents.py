@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embeddings.store import Collection, StoreError, UnknownVersion
+from embeddings.store.nearest_neighbors import NeighborSearch
 from embeddings.vectors.item_vectors import CARRIED, FOUND, MISSING, ItemIdError, ItemVectors
 from embeddings.vectors.user_vectors import SeenLists, UserVectors
 from tests.contracts.store.base import Base, Reopen, items, publish
@@ -92,27 +93,25 @@ class Contents(Base):
         unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         query = rng.standard_normal(8)
         expected = np.argsort(-(unit @ (query / np.linalg.norm(query))))[:7]
-        found = reader.neighbors(query, 7)
-        assert [item for item, _ in found] == (expected * 2).tolist()
-        np.testing.assert_allclose(
-            [cosine for _, cosine in found], unit[expected] @ query / np.linalg.norm(query), atol=1e-6
-        )
-        own = reader.neighbors(84, 3)
-        assert 84 not in [item for item, _ in own]
-        assert [item for item, _ in own] == (np.argsort(-(unit @ unit[42]))[1:4] * 2).tolist()
-        assert len(reader.neighbors(84, 10_000)) == 499
-        assert len(reader.neighbors(query, 10_000)) == 500
-        with pytest.raises(StoreError, match="no item 85"):
-            reader.neighbors(85)
+        search = NeighborSearch(reader.vectors, reader.statuses)
+        rows, cosines = search.search(query, 7)
+        assert reader.keys[rows].tolist() == (expected * 2).tolist()
+        np.testing.assert_allclose(cosines, unit[expected] @ query / np.linalg.norm(query), atol=1e-6)
+        rows, _ = search.search(reader.vectors[42], 3, leave_out=42)
+        assert rows.tolist() == np.argsort(-(unit @ unit[42]))[1:4].tolist()
+        assert len(search.search(reader.vectors[42], 10_000, leave_out=42)[0]) == 499
+        assert len(search.search(query, 10_000)[0]) == 500
         for bad in (np.zeros(8), np.ones(7), np.full(8, np.nan)):
             with pytest.raises(ValueError, match="finite coordinates"):
-                reader.neighbors(bad)
+                search.search(bad, 3)
         with pytest.raises(ValueError, match="at least 1"):
-            reader.neighbors(84, 0)
+            search.search(query, 0)
 
     def test_neighbors_of_a_single_item(self, collection: Collection) -> None:
         publish(collection, items(["a"]))
-        assert collection.open().neighbors("a", 5) == []
+        reader = collection.open()
+        rows, _ = NeighborSearch(reader.vectors, reader.statuses).search(reader.vectors[0], 5, leave_out=0)
+        assert not len(rows)
 
     @pytest.mark.parametrize("ids", [[3, 1, 2], ["c", "a", "b"]])
     def test_snapshot(self, collection: Collection, tmp_path: Path, ids: list[object]) -> None:

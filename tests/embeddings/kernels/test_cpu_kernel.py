@@ -23,11 +23,10 @@ from embeddings.kernels.cpu import build, swap_feature
 from embeddings.kernels.cpu.buffers import MAX_BUFFERS, BufferPool
 from embeddings.kernels.cpu.kernel import Scratch
 from embeddings.kernels.cpu.library import Batch, HeaderError, read_structures
-from embeddings.kernels.swap import swap
 from embeddings.optim import SGD, Adagrad, Adam, AdamAR, RMSprop, RMSpropAR, RowwiseAdagrad, RowwiseAdamAR
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
-from embeddings.sse.swap import swap_draws
+from embeddings.sse.swap import swap_draws, swap_in_numpy
 from embeddings.tables.config import InitConfig, TableConfig
 
 # Rows, state and outputs of a few steps with bags, weights, swaps and halves, as one hash.
@@ -203,7 +202,7 @@ def test_swaps_equal_the_plain_ones(data, seed):
         "sample_offset": int(generator.integers(0, 100)) + data.draw(st.sampled_from([0, 2**34 - 90])),
     }
     found = swap_feature(ids, offsets, swap_draws([(table, "f", config)], 7), **place)
-    plain = swap(ids, offsets, table=table, feature="f", config=config, seed=7, backend="reference", **place)
+    plain = swap_in_numpy(ids, offsets, table=table, feature="f", config=config, seed=7, **place)
     assert torch.equal(found, plain)
 
 

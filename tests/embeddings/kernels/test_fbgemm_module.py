@@ -140,10 +140,10 @@ def test_rows_that_were_moved_for_a_lookup_are_put_back(configs, cached):
         for each in (operators, module):
             before = {table.name: each.read(table.name) for table in configs}
             backward(each, draw(configs, k))
-            moved = perturb(each, 0.05)
+            restore = perturb(each, 0.05)
             each.discard()
             backward(each, draw(configs, k))
-            moved.restore()
+            restore()
             assert all(torch.equal(each.read(name), rows) for name, rows in before.items())
             each.step(k)
         same(operators, module)

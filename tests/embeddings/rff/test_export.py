@@ -113,7 +113,9 @@ def test_the_torch_module_is_a_layer(tmp_path: Path) -> None:
     layer(zero).sum().backward()
     assert not zero.grad.any()
     expected = features.transform(h.detach().reshape(-1, 4).numpy())
-    np.testing.assert_allclose(RandomFourierLayer.of(features)(h.float()).detach().reshape(-1, 8), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        RandomFourierLayer(features.frequencies)(h.float()).detach().reshape(-1, 8), expected, atol=1e-6
+    )
 
 
 def test_a_damaged_layer_is_refused() -> None:

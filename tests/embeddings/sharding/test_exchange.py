@@ -69,7 +69,8 @@ def collectives(by_network):
     import torch.distributed as dist
 
     from embeddings.sharding.exchange.collectives import all_gather, all_reduce, all_to_all
-    from embeddings.sharding.exchange.shm_transport import exchanges_by_network, host_memory
+    from embeddings.sharding.exchange.shm_transport import host_memory
+    from tests.support.by_network import exchanges_by_network
 
     rank, world_size = dist.get_rank(), dist.get_world_size()
     values = torch.Generator().manual_seed(rank)

@@ -152,7 +152,7 @@ def clearing_inputs(training):
 
 def train(kind, way, by_network):
     """What each step looked up, then rows and state in the end."""
-    from embeddings.sharding.exchange.shm_transport import exchanges_by_network
+    from tests.support.by_network import exchanges_by_network
 
     training = Training(kind)
     with exchanges_by_network() if by_network else contextlib.nullcontext():
@@ -201,7 +201,7 @@ def test_ids_go_through_shared_memory_in_the_pipeline_too(ranks):
 
 def go_on_after_bad_input(kind, by_network):
     """(the error of step 4, whose last rank has a bad id, and whether the steps after it ended as without it)."""
-    from embeddings.sharding.exchange.shm_transport import exchanges_by_network
+    from tests.support.by_network import exchanges_by_network
 
     with exchanges_by_network() if by_network else contextlib.nullcontext():
         training = Training(kind)

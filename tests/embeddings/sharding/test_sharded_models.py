@@ -219,7 +219,7 @@ def test_ids_outside_a_table_count_as_padding_where_bounds_are_ignored(ranks, ki
 
 def by_network(case):
     """As :func:`on_ranks`, no two of them sharing memory."""
-    from embeddings.sharding.exchange.shm_transport import exchanges_by_network
+    from tests.support.by_network import exchanges_by_network
 
     with exchanges_by_network():
         return on_ranks(case)
@@ -245,7 +245,7 @@ def test_ranks_with_and_without_shared_memory_train_to_the_same_bits(ranks, kind
 
 
 def on_hosts_of_two_by_network(case):
-    from embeddings.sharding.exchange.shm_transport import exchanges_by_network
+    from tests.support.by_network import exchanges_by_network
 
     with exchanges_by_network():
         return on_hosts_of_two(case)
@@ -342,7 +342,7 @@ def go_on_after_bad_input(plan, bad_ranks, sizes):
 
 
 def go_on_after_bad_input_by_network(*arguments):
-    from embeddings.sharding.exchange.shm_transport import exchanges_by_network
+    from tests.support.by_network import exchanges_by_network
 
     with exchanges_by_network():
         return go_on_after_bad_input(*arguments)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embeddings.embedding_tables import EmbeddingTables
-from embeddings.kernels.swap import swap
 from embeddings.optim import SGD, Adagrad, AdamAR, RMSprop, RowwiseAdamAR
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
+from embeddings.sse.swap import swap_in_numpy
 from embeddings.tables.config import InitConfig, TableConfig
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -267,9 +267,7 @@ def expected_counts(bags, feature, step, training):
     table = next(table for table in ONE_HOT if feature in table.features)
     ids, offsets = flatten(bags[feature])
     if training:
-        ids = swap(
-            ids, offsets, table=table, feature=feature, config=SSE[feature], seed=5, step=step, backend="reference"
-        )  # fmt: skip
+        ids = swap_in_numpy(ids, offsets, table=table, feature=feature, config=SSE[feature], seed=5, step=step)
     counts = torch.zeros(len(bags[feature]), table.num_rows, dtype=torch.int64)
     for sample in range(len(bags[feature])):
         for i in ids[offsets[sample] : offsets[sample + 1]]:

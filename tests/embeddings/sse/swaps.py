@@ -8,6 +8,7 @@ import torch
 from embeddings.kernels.swap import swap
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
+from embeddings.sse.swap import swap_in_numpy
 from embeddings.tables.config import TableConfig
 
 
@@ -15,9 +16,10 @@ def draw(ids, *, num_rows=12, offsets=None, feature="item", **settings):
     offsets = torch.arange(len(ids) + 1) if offsets is None else offsets
     asked = {name: settings.pop(name) for name in ("graph", "rho", "restart", "include_unknown") if name in settings}
     config = SSEConfig(settings.pop("probability", 0.3), **asked)
-    settings = {"seed": 1, "step": 1, "backend": "reference"} | settings
+    function = {"reference": swap_in_numpy, "cpu": swap}[settings.pop("backend", "reference")]
+    settings = {"seed": 1, "step": 1} | settings
     table = TableConfig("item", num_rows, 4, (feature,))
-    return swap(ids, offsets, table=table, feature=feature, config=config, **settings)
+    return function(ids, offsets, table=table, feature=feature, config=config, **settings)
 
 
 def graph_of(pairs, num_rows, **settings):

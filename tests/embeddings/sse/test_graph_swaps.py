@@ -14,6 +14,7 @@ from embeddings.kernels.swap import swap
 from embeddings.optim import SGD
 from embeddings.sse.config import SSEConfig
 from embeddings.sse.graph import Graph
+from embeddings.sse.swap import swap_in_numpy
 from embeddings.tables.config import TableConfig
 from tests.embeddings.sse.swaps import complete, draw, graph_of
 
@@ -147,12 +148,11 @@ def test_any_graph_gives_the_reference_bits_and_what_equation_3_allows(
     ids = torch.randint(0, graph.num_rows, (int(offsets[-1]),), generator=torch.Generator().manual_seed(step % 100))
     table = TableConfig("item", graph.num_rows, 1, ("item",), first_live_row=first)
     expected, compiled = (
-        swap(
-            ids, offsets, table=table, feature="item", config=config, seed=3, step=step, sample_offset=sample_offset,
-            backend=backend,
+        function(
+            ids, offsets, table=table, feature="item", config=config, seed=3, step=step, sample_offset=sample_offset
         )
-        for backend in ("reference", "cpu")
-    )  # fmt: skip
+        for function in (swap_in_numpy, swap)
+    )
     assert torch.equal(compiled, expected)
     reserved = ids < first
     assert torch.equal(expected[reserved], ids[reserved])
@@ -196,9 +196,9 @@ def test_graphs_inside_the_lookup(backend):
     module.set_context(1, sample_offset=5)
     module(ids, torch.arange(37)).sum().backward()
     expected = [
-        swap(
+        swap_in_numpy(
             ids[f * 12 : f * 12 + 12], torch.arange(13), table=tables[f // 2], feature=feature, config=sse[feature],
-            seed=9, step=1, sample_offset=5, backend="reference",
+            seed=9, step=1, sample_offset=5,
         )
         for f, feature in enumerate(("item", "history", "user"))
     ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ class Shifted(FeatureMap):
 def test_a_map_without_a_matrix_that_is_made_anew_is_not_served_by_old_rows(
     collection: Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FEATURE_MAPS, "shifted", lambda: Shifted)
+    monkeypatch.setitem(FEATURE_MAPS, "shifted", SimpleNamespace(load=lambda: Shifted))
     publish(collection)
     for seed in (1, 2):
         collection.create_view("v", kind="shifted", seed=seed, materialized=True)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embeddings.sharding.exchange.shm_transport import exchanges_by_network
+from tests.support.by_network import exchanges_by_network
 from trainer.metrics import auc, calibration_curve, logloss
 from trainer.metrics.calibration import EqualMass
 from trainer.metrics.classification import AucSum, logloss_sum, sigmoid

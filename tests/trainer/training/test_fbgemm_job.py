@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embeddings.kernels import fbgemm
+from embeddings.kernels import backends
 from embeddings.kernels.fbgemm.module import FbgemmModuleKernel
 from embeddings.store import open_store
 from tests.support.module_tables import CachedKernel
@@ -106,7 +106,7 @@ def test_the_module_for_gpus_ends_where_the_operators_do(make_run, monkeypatch, 
     found, layouts = [], []
     for name in ("operators", "module"):
         if name == "module":
-            monkeypatch.setattr(fbgemm, "fbgemm_kernel", lambda *of: layouts.append(of[0]) or kernel(*of))
+            monkeypatch.setattr(backends, "fbgemm_kernel", lambda *of: layouts.append(of[0]) or kernel(*of))
         assert execute(make_run(name, epochs=1, **settings), start_ranks) == 0
         run = make_run(name, attempt=2, epochs=2, publish=PUBLISH | {"collection": name}, **settings)
         assert execute(run, start_ranks) == 0
