@@ -31,8 +31,8 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import id_keys
 from trainer.data.one_pass.position import Place
 from trainer.distributed.dynamic_tables import codes_of, stored_counts, taken_rows
-from trainer.distributed.item_tower import tower_outputs
 from trainer.distributed.materialize import CHUNK_ROWS, model_of_checkpoint, stored_rows
+from trainer.distributed.towers import tower_outputs
 from trainer.publishing.proposed_canary import proposed_canary
 from trainer.publishing.temporary_rows import temporary_rows
 from trainer.publishing.users import user_vectors

@@ -19,7 +19,7 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import Int64s
 from trainer.data.errors import DataError
 from trainer.distributed.materialize import model_of_checkpoint
-from trainer.distributed.user_tower import UserTowerInputs
+from trainer.distributed.towers import UserTowerInputs
 from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
 from trainer.publishing.item_columns import item_columns
