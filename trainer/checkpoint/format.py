@@ -179,9 +179,6 @@ def _state_to_write(table: TableShard) -> dict[str, Tensor]:
     """Return the optimizer state to write with a piece of a table.
 
     State with one value for each row is written only with the piece that has the first column.
-
-    Raises:
-        ValueError: the columns are split, and a state has one float for each row, which would differ between pieces.
     """
     whole = table.weight.shape[1] == table.num_columns
     for name, value in table.state.items():
@@ -235,11 +232,7 @@ def _finish(
 
 
 def _check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
-    """Check that the files of these manifest entries hold every element of every table exactly once.
-
-    Raises:
-        ValueError: an element is missing or held twice; the caller's sharding plan is wrong.
-    """
+    """Check that the files of these manifest entries hold every element of every table exactly once."""
     pieces: dict[str, list[Mapping[str, Any]]] = {}
     for shard in shards:
         pieces.setdefault(shard["table"], []).append(shard)

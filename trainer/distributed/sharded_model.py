@@ -58,11 +58,7 @@ __all__ = [
 
 
 def shard_model(
-    model: nn.Module,
-    settings: TableSettings,
-    plan: PlanRequest | None = None,
-    *,
-    device: torch.device | None = None,
+    model: nn.Module, settings: TableSettings, plan: PlanRequest | None = None, *, device: torch.device | None = None
 ) -> ShardedModel:
     """Shard the model's embeddings over the ranks of the process group, in place. Collective.
 
@@ -111,13 +107,7 @@ class Rectangle(NamedTuple):
 
 
 class ShardedModel(ShardedState):
-    """A model whose tables are split over ranks. See :func:`shard_model`.
-
-    Attributes:
-        parallel: TorchRec's DistributedModelParallel.
-        module: the model itself, its embeddings replaced by :class:`embeddings.sharding.ShardedTables`.
-        tables: the table configs, keyed by name.
-    """
+    """A model whose tables are split over ranks (:func:`shard_model`), around TorchRec's model ``parallel``."""
 
     def __init__(self, parallel: DistributedModelParallel, tables: Mapping[str, TableConfig], group: dist.ProcessGroup):
         super().__init__(parallel.module, tables, group)

@@ -58,9 +58,7 @@ class GatheredTable(NamedTuple):
 class ShardedState:
     """The tables and the dense part of a model whose tables are split over ranks.
 
-    Attributes:
-        module: the model, its embeddings replaced by :class:`embeddings.sharding.ShardedTables`.
-        tables: the table configs, keyed by name.
+    In ``module``, the model, embeddings are replaced by :class:`embeddings.sharding.ShardedTables`.
     """
 
     def __init__(self, module: RankingModel, tables: Mapping[str, TableConfig], group: dist.ProcessGroup):
@@ -352,17 +350,9 @@ def _row_ranges(
 
 
 def _put(
-    piece: LocalPiece,
-    rows: slice,
-    stored: tuple[Tensor, dict[str, Tensor]],
-    taken: Tensor | None,
-    into: Tensor | None,
+    piece: LocalPiece, rows: slice, stored: tuple[Tensor, dict[str, Tensor]], taken: Tensor | None, into: Tensor | None
 ) -> None:
-    """Write read rows with their state into ``rows`` of the piece (see :func:`_row_ranges` for ``taken`` and ``into``).
-
-    Raises:
-        CheckpointError: names or types of the state differ from the model's.
-    """
+    """Write read rows with their state into ``rows`` of the piece; ``taken``, ``into``: see :func:`_row_ranges`."""
     weight, state = stored
     local = {"weight": piece.tables.weight(piece.name), **piece.tables.state(piece.name)}
     given = {"weight": weight, **state}

@@ -34,10 +34,8 @@ def tower_outputs(model: RankingModel, data: PreparedColumns, positions: Int64s,
 class UserTowerInputs:
     """Inputs of the user tower for the users of a split.
 
-    Features other than the user are read from the user's first row in the split.
-
-    Attributes:
-        reads_rows: True if there are such features, so that only users with a row in the split have inputs.
+    Features other than the user are read from the user's first row in the split. ``reads_rows``: True if there are such
+    features, so that only users with a row in the split have inputs.
     """
 
     def __init__(self, data: PreparedColumns, split: str):

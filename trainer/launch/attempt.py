@@ -68,13 +68,7 @@ class Attempt:
     ``saver`` writes checkpoints in the background; without it, training waits for every checkpoint.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        reporter: Reporter,
-        saver: BackgroundSaver | None,
-        device: torch.device,
-    ):
+    def __init__(self, run: Run, reporter: Reporter, saver: BackgroundSaver | None, device: torch.device):
         self.run, self.job, self.reporter, self.saver, self.device = run, run.job, reporter, saver, device
         fetch_prepared(run.folders(run.data), run.data)
         is_one_pass = run.job.dataset.one_pass
@@ -143,11 +137,7 @@ class Attempt:
         return bool(told[0])
 
     def _served(self) -> Checkpoint:
-        """Return the last checkpoint of the run that published the version served when this job started.
-
-        Raises:
-            NotComparableError: there is no such checkpoint, or the job's kind is not compared.
-        """
+        """Return the last checkpoint of the run that published the version served when this job started."""
         run = self.run
         if run.job.publish is not None and run.job.publish.is_repeated:
             raise NotComparableError("the job publishes while it trains")

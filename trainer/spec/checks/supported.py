@@ -20,12 +20,11 @@ from trainer.spec.checks.one_pass import one_pass_fit_problems, one_pass_problem
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
 from trainer.spec.checks.regularizers import regularizer_fit_problems, regularizer_problems
 from trainer.spec.problems import FieldProblem
-from trainer.spec.row_optimizer import row_optimizer
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
-    from trainer.spec.optimizer import Optimizer
+    from trainer.spec.optimizer import Optimizer, row_optimizer
 
 
 def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
