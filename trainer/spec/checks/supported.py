@@ -19,12 +19,13 @@ from trainer.spec.checks.feature_names import name_fit_problems
 from trainer.spec.checks.one_pass import one_pass_fit_problems, one_pass_problems
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
 from trainer.spec.checks.regularizers import regularizer_fit_problems, regularizer_problems
+from trainer.spec.optimizer import row_optimizer
 from trainer.spec.problems import FieldProblem
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
     from trainer.spec.job import JobSpec
-    from trainer.spec.optimizer import Optimizer, row_optimizer
+    from trainer.spec.optimizer import Optimizer
 
 
 def job_problems(spec: JobSpec) -> Iterator[FieldProblem]:
