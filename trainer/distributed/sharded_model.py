@@ -1,4 +1,4 @@
-"""Sharding of a single-device model: plan, wrap, step, gather, checkpoint. The models' code knows nothing of it.
+"""Sharding of a single-device model: plan, wrap, step, checkpoint. The models' code knows nothing of it.
 
 Every rank holds the whole dense part and some rows of the tables. The loss on a rank is the sum of its samples' losses,
 divided by the *global* number of samples. So gradients are summed over ranks, for any share of the batch on a rank:
@@ -42,10 +42,9 @@ from embeddings.tables.config import TableConfig
 from embeddings.tables.shardings import SHARDINGS, sharding_name
 from trainer.distributed.planner import PlanRequest, make_plan
 from trainer.distributed.shard_cost import Workload
-from trainer.distributed.sharded_state import GatheredTable, ShardedState
+from trainer.distributed.sharded_state import ShardedState
 
 __all__ = [
-    "GatheredTable",
     "PlanRequest",
     "Rectangle",
     "ShardedModel",

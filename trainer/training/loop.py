@@ -80,7 +80,8 @@ class Trainer:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.device = device or torch.device("cpu")
         going_on = resumed or Resumed()
-        self.position, self.history = going_on.position, list(going_on.history)
+        self.position: Position = going_on.position
+        self.history = list(going_on.history)
         self._know_rows(Place.of_json(self.position.place))
         self.stop_asked = self.save_asked = False
         self._saved_at = time.monotonic()
