@@ -25,7 +25,7 @@ from trainer.runs.events import EVENTS_FILE, HEARTBEAT_SECONDS, EventWriter, pha
 from trainer.runs.failures import Cancelled, Failure, LeaseLostError, cause, classify, keep_traceback
 from trainer.runs.lineage import lineage_of
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED
-from trainer.runs.trackers.process import tracked
+from trainer.runs.trackers.base import tracked
 from trainer.runs.uplink import reporting
 from trainer.sizing.gpus import check_gpus
 

@@ -38,8 +38,7 @@ from trainer.data.sources.locations import beside
 from trainer.distributed.dynamic_tables import codes_of, stored_counts, taken_rows
 from trainer.distributed.materialize import CHUNK_ROWS, model_of_checkpoint, stored_rows
 from trainer.distributed.towers import tower_outputs
-from trainer.publishing.temporary_rows import temporary_rows
-from trainer.publishing.users import user_vectors
+from trainer.publishing.users import temporary_rows, user_vectors
 from trainer.runs.directory import Run
 from trainer.runs.lineage import lineage_of
 from trainer.runs.model_comparison import read_comparison

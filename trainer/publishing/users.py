@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -27,7 +31,6 @@ from trainer.distributed.towers import UserTowerInputs
 from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
 from trainer.publishing.query_tower import query_tower
-from trainer.publishing.temporary_rows import temporary_rows
 from trainer.runs.directory import Run
 from trainer.spec import DatasetSpec, Feature
 
@@ -181,3 +184,14 @@ def _with_histories(model: NextItemModel, data: PreparedData, length: int) -> _U
     items = keys_of(data.vocabulary(data.keys[0].table))
     keys = keys_of(data.sequences.user_ids())[numbers]
     return _Users(keys, numbers, sides, SeenLists(items, positions, starts), HISTORIES_AT_ONCE)
+
+
+def temporary_rows(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+    """Return a writable float32 array in an unnamed file, whose disk space is allocated at once.
+
+    Raises:
+        OSError: the disk is full. Without allocation, a later write to the array would crash the process instead.
+    """
+    with tempfile.TemporaryFile(dir=directory) as file:
+        os.posix_fallocate(file.fileno(), 0, max(4 * shape[0] * shape[1], 1))
+        return np.memmap(file, np.float32, "r+", shape=shape)

@@ -20,9 +20,8 @@ from typing import Any
 from trainer.runs.directory import Run, read_run
 from trainer.runs.events import TERMINAL_STATES, read_events
 from trainer.runs.protocol import leave
-from trainer.runs.trackers.base import Tracker, TrackerUnusableError, points_of, tags_of
+from trainer.runs.trackers.base import LAST_WORDS_SECONDS, Tracker, TrackerUnusableError, points_of, tags_of
 from trainer.runs.trackers.mlflow import MLflowTracker
-from trainer.runs.trackers.process import LAST_WORDS_SECONDS
 from trainer.runs.trackers.tensorboard import TensorBoardTracker
 from trainer.runs.trackers.wandb import WandbTracker
 
