@@ -49,7 +49,7 @@ from trainer.output_calibration.base import Calibrator, Uncalibrated
 from trainer.output_calibration.registry import of_json
 from trainer.runs.directory import RUN_FILE, Run, read_run
 from trainer.runs.protocol import leave
-from trainer.spec import JobSpec, SpecError
+from trainer.spec import DatasetSpec, JobSpec, SpecError
 from trainer.spec.label_tasks import label_tasks
 from trainer.spec.problems import FieldProblem
 from trainer.storage.destinations import written
@@ -115,7 +115,7 @@ class Predictor(RowScorer):
         if self.model.reads_training_rows:
             self.model.begin(_training_rows(self.run))
         derived = any(feature.derive is not None for feature in dataset.features.values())
-        self.history_source = _Past(self.run) if derived else None
+        self.history_source = partial(_past, dataset, job) if derived else None
         encoder = RowEncoder(
             dataset, read_features(dataset, job), ids,
             numeric=self.numeric, vectors=vectors_read(self.checkpoint), history_source=self.history_source,
@@ -185,24 +185,18 @@ def _training_rows(run: Run) -> PreparedData:
         ) from None
 
 
-class _Past:
-    """The rows of the run's dataset, opened only when a history has to be looked up in them."""
-
-    def __init__(self, run: Run):
-        self._run = run
-
-    def __call__(self) -> Source:
-        try:
-            dataset, job = self._run.dataset, self._run.job
-            if dataset.max_bad_rows is not None:
-                return GoodRows(dataset, job)
-            return Source(dataset.uri, window_of(dataset, job), dataset.filter, ids=dataset.id_columns)
-        except DataError as error:
-            raise DataError(
-                f"histories are looked up in the dataset's rows, and {error.what}",
-                where=error.where,
-                remedy="put them there, or give the rows a column with the history",
-            ) from None
+def _past(dataset: DatasetSpec, job: JobSpec) -> Source:
+    """Open the rows of the run's dataset, in which histories are looked up."""
+    try:
+        if dataset.max_bad_rows is not None:
+            return GoodRows(dataset, job)
+        return Source(dataset.uri, window_of(dataset, job), dataset.filter, ids=dataset.id_columns)
+    except DataError as error:
+        raise DataError(
+            f"histories are looked up in the dataset's rows, and {error.what}",
+            where=error.where,
+            remedy="put them there, or give the rows a column with the history",
+        ) from None
 
 
 def calibrators_of(job: JobSpec, checkpoint: Checkpoint) -> dict[str, Calibrator]:
