@@ -37,9 +37,10 @@ from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, default_alpha
 from trainer.launch.in_process import read_spec
-from trainer.launch.on_host import leave, single_rank_group
+from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import quiet, use_threads
 from trainer.report_pages.section import table_of
+from trainer.runs.protocol import leave
 from trainer.spec import DatasetSpec, JobSpec
 from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.hooks import Hooks

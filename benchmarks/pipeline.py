@@ -46,10 +46,10 @@ from trainer.data.batches.keys import Key
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.launch.in_process import train
-from trainer.launch.on_host import leave
 from trainer.launch.worker import quiet, steady_memory, use_threads
 from trainer.models.base import ModelInputs
 from trainer.models.registry import MODELS
+from trainer.runs.protocol import leave
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 from trainer.spec.models.registry import parse_model
 

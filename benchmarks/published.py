@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.support.harness import cpu, mean_and_deviation, parse
 from trainer.launch.in_process import train
-from trainer.launch.on_host import leave
 from trainer.report_pages.section import table_of
 from trainer.runs.events import read_events
+from trainer.runs.protocol import leave
 from trainer.spec import parse_dataset, parse_job
 
 LAST_ITEMS = {"kind": "per_user_last"}

@@ -26,9 +26,10 @@ from benchmarks.support.harness import Seconds, interleave, line
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build, choose_alpha
-from trainer.launch.on_host import leave, single_rank_group
+from trainer.launch.on_host import single_rank_group
 from trainer.launch.worker import quiet, use_threads
 from trainer.report_pages.section import table_of
+from trainer.runs.protocol import leave
 from trainer.spec import DatasetSpec, JobSpec, parse_job
 from trainer.training.dense_parameters import dense_optimizer
 from trainer.training.loop import Trainer

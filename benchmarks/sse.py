@@ -169,8 +169,8 @@ def rank_process(rank: int, world_size: int, store: str) -> Iterator[None]:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
-    from trainer.launch.on_host import leave
     from trainer.launch.worker import quiet, use_threads
+    from trainer.runs.protocol import leave
 
     use_threads(1)
     quiet()

@@ -29,7 +29,7 @@ from benchmarks.ctr_peers.speed import compare_speed, speed_table, speed_verdict
 from benchmarks.ctr_peers.tasks import MODELS, quality_tasks, quick_task, speed_task
 from benchmarks.ctr_peers.training import DEEPCTR, LIBRARIES, Line, Place
 from benchmarks.support.harness import Condition, cpu, parse, versions
-from trainer.launch.on_host import leave
+from trainer.runs.protocol import leave
 
 
 def installed() -> tuple[str, ...]:

@@ -120,6 +120,6 @@ def _run(options: argparse.Namespace, command: str) -> int:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # runs that train write a checkpoint and end
     code = main()
-    from trainer.launch.on_host import leave
+    from trainer.runs.protocol import leave
 
     leave(code)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.support.gathered import gather_table
 from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import table_configs
 from trainer.distributed.sharded_model import ShardedModel
@@ -78,7 +79,7 @@ class TorchModel:
         weights = {}
         generator = torch.Generator().manual_seed(job.seed)
         for config in configs:
-            gathered = model.gather_table(config.name)
+            gathered = gather_table(model, config.name)
             assert gathered is not None
             weights[config.name] = gathered.rows
             if frozen_std is not None:

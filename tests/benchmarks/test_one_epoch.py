@@ -13,6 +13,7 @@ import torch
 from benchmarks import one_epoch
 from benchmarks.one_epoch import Replayed, Result, choose_alpha, conditions, main, run, table
 from benchmarks.support.baselines import TorchModel
+from benchmarks.support.gathered import gather_table
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build
 from trainer.launch.in_process import read_spec
@@ -72,13 +73,13 @@ def test_the_peer_is_torchs_adam_from_the_same_start(task):
     theirs = TorchModel.like(job, data, ours, frozen_std=None)
     for (name, mine), (_, other) in zip(ours.dense_parameters(), theirs.dense_parameters(), strict=True):
         assert torch.equal(mine, other), name
-    start = {name: ours.gather_table(name).rows for name in ours.tables}
+    start = {name: gather_table(ours, name).rows for name in ours.tables}
     assert all(torch.equal(start[name], theirs.tables[name].detach()) for name in start)
     first, second = train(job, data, ours), train(job, data, theirs)
     assert first == pytest.approx(second, abs=2e-3)
     assert first[-1] > 0.6
     for name in start:
-        moved = ours.gather_table(name).rows
+        moved = gather_table(ours, name).rows
         assert float((moved - start[name]).abs().max()) > 0.05
         torch.testing.assert_close(moved, theirs.tables[name].detach(), rtol=0, atol=1e-4)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.support.gathered import gather_table
 from trainer.checkpoint.format import latest_valid
 from trainer.checkpoint.record import Position
 from trainer.data.batches.prepared import PreparedData
@@ -101,7 +102,7 @@ def train_on_ranks(directory: Path, job: JobSpec, num_steps: int) -> tuple[Tenso
         trainer.train_step(parts)
     found = {name: value.clone() for name, value in trainer.sharded._dense_tensors()}
     for name in data.tables:
-        table = trainer.sharded.gather_table(name)
+        table = gather_table(trainer.sharded, name)
         found |= {} if table is None else {name: table.rows}
     metrics = trainer.evaluate("test")
     return (found, metrics) if dist.get_rank() == 0 else None

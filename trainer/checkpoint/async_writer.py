@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,9 +22,6 @@ from torch import Tensor
 
 from trainer.checkpoint.format import CheckpointError, TableShard, save
 
-STAGED_COPIES = 1
-"""Number of copies of a rank's rows and optimizer state that background saves keep in memory."""
-
 
 class BackgroundSaver:
     """Saver of one checkpoint at a time in the background; all ranks use it in the same order (*collective*).
@@ -33,21 +29,12 @@ class BackgroundSaver:
     Attributes:
         failed: True if the last save could not be written; the next call of :meth:`save`, :meth:`wait` or
             :meth:`close` raises the reason. Ranks may learn of it at different steps, so they should agree first.
-        stall_seconds: seconds that the caller of the last :meth:`save` had to wait.
-        total_stall_seconds: the same, summed over all saves.
-        num_saves: number of calls of :meth:`save` that began a save.
-        staged_bytes: bytes of the copies in memory: STAGED_COPIES times this rank's rows and state. The copies' memory
-            is kept from save to save, because fresh memory costs more than copying does.
+        staged_bytes: bytes of the copy in memory, as many as this rank's rows and state. The copy's memory is kept
+            from save to save, because fresh memory costs more than copying does.
     """
 
-    failed: bool
-    stall_seconds: float
-    total_stall_seconds: float
-    num_saves: int
-
     def __init__(self) -> None:
-        self.failed, self.num_saves = False, 0
-        self.stall_seconds = self.total_stall_seconds = 0.0
+        self.failed = False
         self._copies: dict[tuple[str, int, int, str], Tensor] = {}
         self._thread: threading.Thread | None = None
         self._path: Path | None = None
@@ -79,7 +66,6 @@ class BackgroundSaver:
         Raises:
             CheckpointError: on every rank, if the previous save failed; nothing is begun then.
         """
-        start = time.perf_counter()
         self.wait()
         staged = [self._staged(table) for table in tables]
         # The caller may change these while they are written.
@@ -92,9 +78,6 @@ class BackgroundSaver:
             target=self._write, args=(Path(directory), keywords), name="evenkeel-checkpoint", daemon=True
         )
         self._thread.start()
-        self.num_saves += 1
-        self.stall_seconds = time.perf_counter() - start
-        self.total_stall_seconds += self.stall_seconds
 
     def wait(self) -> Path | None:
         """Wait for the save in flight; return the path of the last checkpoint written, None if there was none.

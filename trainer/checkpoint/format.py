@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
@@ -28,10 +28,10 @@ from torch import Tensor
 
 from embeddings.durable_files import fsync_path
 from trainer.checkpoint.agreement import CheckpointError, FormatVersionError, agree, attempt, from_rank_0, rank_and_size
-from trainer.checkpoint.coverage import check_cover
 from trainer.checkpoint.names import new_name, newest_first, replaced_by
 from trainer.checkpoint.remote_checkpoints import MANIFEST_FILE, View, put_files, put_record
 from trainer.runs.directory import WRITING
+from trainer.storage.base import content_of
 from trainer.storage.folders import Folders
 
 # Version 1 had neither columns nor attached files. It was never released, and is refused.
@@ -121,8 +121,8 @@ def save(
         outcome = None
         if rank == 0:
             shards = [entry for entries in written for entry in entries or ()]
-            contents = _Contents(step, shards, dense, extra, attached or {})
-            outcome = attempt(_finish, temporary, contents, keep_last, fence, folders)
+            arguments = (temporary, step, shards, dense, extra, attached or {}, keep_last, fence, folders)
+            outcome = attempt(_finish, *arguments)
         return directory / from_rank_0(outcome, where, group)
     finally:
         # After a success the folder has its final name, or its files are in the storage.
@@ -146,21 +146,9 @@ def _write_rank(
     temporary: Path, rank: int, tables: Sequence[TableShard], folders: Folders | None
 ) -> list[dict[str, Any]]:
     """Write this rank's rows, and put them into the storage, if any; return one manifest entry per file."""
-    if folders is None:
-        return _write_shards(temporary, rank, tables)
-    # The ranks that created it may all be on other hosts.
-    temporary.mkdir(parents=True, exist_ok=True)
-    entries = _write_shards(temporary, rank, tables)
-    put_files(folders, _token(temporary), temporary, entries)
-    return entries
-
-
-def _token(temporary: Path) -> str:
-    return temporary.name.removeprefix(WRITING)
-
-
-def _write_shards(folder: Path, rank: int, tables: Sequence[TableShard]) -> list[dict[str, Any]]:
-    """Write this rank's rows; return one manifest entry per file."""
+    if folders is not None:
+        # The ranks that created it may all be on other hosts.
+        temporary.mkdir(parents=True, exist_ok=True)
     entries = []
     for number, table in enumerate(tables):
         state = _state_to_write(table)
@@ -179,9 +167,11 @@ def _write_shards(folder: Path, rank: int, tables: Sequence[TableShard]) -> list
                     "row_count": len(tensors["weight"]),
                     "column_start": table.column_start,
                     "column_count": table.weight.shape[1],
-                    **_write_tensors(folder / file, tensors),
+                    **_write_tensors(temporary / file, tensors),
                 }
             )
+    if folders is not None:
+        put_files(folders, temporary.name.removeprefix(WRITING), temporary, entries)
     return entries
 
 
@@ -189,9 +179,6 @@ def _state_to_write(table: TableShard) -> dict[str, Tensor]:
     """Return the optimizer state to write with a piece of a table.
 
     State with one value for each row is written only with the piece that has the first column.
-
-    Raises:
-        ValueError: the columns are split, and a state has one float for each row, which would differ between pieces.
     """
     whole = table.weight.shape[1] == table.num_columns
     for name, value in table.state.items():
@@ -203,40 +190,31 @@ def _state_to_write(table: TableShard) -> dict[str, Tensor]:
     return {name: value for name, value in table.state.items() if value.dim() > 1 or table.column_start == 0}
 
 
-class _Contents(NamedTuple):
-    """Contents of a checkpoint: manifest entries of all ranks' row files (``shards``), and the parts that rank 0 adds.
-
-    The fields other than ``shards`` are the arguments of :func:`save`.
-    """
-
-    step: int
-    shards: list[dict[str, Any]]
-    dense: Mapping[str, Tensor]
-    extra: Mapping[str, Any]
-    attached: Mapping[str, Path]
-
-
 def _finish(
-    temporary: Path, contents: _Contents, keep_last: int, fence: Callable[[], None], folders: Folders | None
+    temporary: Path,
+    step: int,
+    shards: list[dict[str, Any]],
+    dense: Mapping[str, Tensor],
+    extra: Mapping[str, Any],
+    attached: Mapping[str, Path],
+    keep_last: int,
+    fence: Callable[[], None],
+    folders: Folders | None,
 ) -> str:
     """Write dense tensors, attached files and manifest, and give the checkpoint its final name; return that name."""
-    step = contents.step
-    check_cover(contents.shards)
-    dense = {name: value.clone() for name, value in contents.dense.items()}
+    _check_cover(shards)
     body: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "step": step,
-        "extra": dict(contents.extra),
-        "shards": contents.shards,
-        "dense": _write_tensors(temporary / DENSE_FILE, dense),
-        "attached": [_attach(temporary / name, source) for name, source in sorted(contents.attached.items())],
+        "extra": dict(extra),
+        "shards": shards,
+        "dense": _write_tensors(temporary / DENSE_FILE, {name: value.clone() for name, value in dense.items()}),
+        "attached": [_attach(temporary / name, source) for name, source in sorted(attached.items())],
     }
-    with open(temporary / MANIFEST_FILE, "wb") as file:
-        file.write(_manifest_bytes(body))
-        file.flush()
-        os.fsync(file.fileno())
+    (temporary / MANIFEST_FILE).write_bytes(_manifest_bytes(body))
+    fsync_path(temporary / MANIFEST_FILE)
     if folders is not None:
-        token = _token(temporary)
+        token = temporary.name.removeprefix(WRITING)
         put_files(folders, token, temporary, [body["dense"], *body["attached"]])
         return put_record(folders, temporary, token, step, _entries(body), keep_last, fence)
     fsync_path(temporary)
@@ -253,6 +231,42 @@ def _finish(
     return final.name
 
 
+def _check_cover(shards: Sequence[Mapping[str, Any]]) -> None:
+    """Check that the files of these manifest entries hold every element of every table exactly once."""
+    pieces: dict[str, list[Mapping[str, Any]]] = {}
+    for shard in shards:
+        pieces.setdefault(shard["table"], []).append(shard)
+    for table, held in pieces.items():
+        if len({(shard["num_rows"], shard["dim"]) for shard in held}) > 1:
+            raise ValueError(f"table '{table}': ranks disagree about its size")
+        starts: dict[int, list[int]] = {}
+        ends: dict[int, list[int]] = {}
+        for number, piece in enumerate(held):
+            if piece["row_count"]:
+                starts.setdefault(piece["row_start"], []).append(number)
+                ends.setdefault(piece["row_start"] + piece["row_count"], []).append(number)
+        num_rows, dim = held[0]["num_rows"], held[0]["dim"]
+        # Go through the rows with the pieces that hold them: between two edges the pieces must make up all columns.
+        active: dict[int, Mapping[str, Any]] = {}
+        edges = sorted({0, num_rows, *starts, *ends})
+        if edges[0] < 0 or edges[-1] > num_rows:
+            raise ValueError(f"table '{table}': ranks hold rows [{edges[0]}, {edges[-1]}) of {num_rows}")
+        for edge in edges[:-1]:
+            for number in ends.get(edge, []):
+                del active[number]
+            active |= {number: held[number] for number in starts.get(edge, [])}
+            column = 0
+            for piece in sorted(active.values(), key=lambda piece: piece["column_start"]):
+                if piece["column_start"] < column:
+                    raise ValueError(f"table '{table}': rows from {edge} are held twice")
+                if piece["column_start"] > column:
+                    break
+                column += piece["column_count"]
+            if column != dim:
+                what = f"columns from {column} of rows" if column else "rows"
+                raise ValueError(f"table '{table}': {what} from {edge} are held nowhere")
+
+
 def _attach(path: Path, source: Path) -> dict[str, Any]:
     # A hard link would cost nothing, but one damaged file would then damage every checkpoint.
     shutil.copyfile(source, path)
@@ -266,13 +280,9 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _entry(path: Path) -> dict[str, Any]:
     """Make a written file durable; return its manifest entry."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        return {
-            "file": path.name,
-            "bytes": os.fstat(file.fileno()).st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+    fsync_path(path)
+    content = content_of(path)
+    return {"file": path.name, "bytes": content.num_bytes, "sha256": content.sha256}
 
 
 def _manifest_bytes(body: dict[str, Any]) -> bytes:
@@ -294,16 +304,12 @@ class Checkpoint:
     ``step`` and ``extra`` are the arguments that :func:`save` was called with.
     """
 
-    path: Path
-    step: int
-    extra: dict[str, Any]
-
     def __init__(self, path: Path | str):
         self.path = Path(path)
         self._view = View.of(self.path)
         self._body = _read_manifest(self.path)
-        self.step = self._body["step"]
-        self.extra = self._body["extra"]
+        self.step: int = self._body["step"]
+        self.extra: dict[str, Any] = self._body["extra"]
         self._shards: dict[str, list[dict[str, Any]]] = {}
         for shard in self._body["shards"]:
             self._shards.setdefault(shard["table"], []).append(shard)
@@ -325,14 +331,12 @@ class Checkpoint:
         for entry in _entries(self._body):
             path = self.path / entry["file"]
             try:
-                size = path.stat().st_size
-                if size != entry["bytes"]:
-                    raise CheckpointError(f"{path} holds {size} bytes, its manifest says {entry['bytes']}")
-                with open(path, "rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                found = content_of(path)
             except OSError as error:
                 raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-            if digest != entry["sha256"]:
+            if found.num_bytes != entry["bytes"]:
+                raise CheckpointError(f"{path} holds {found.num_bytes} bytes, its manifest says {entry['bytes']}")
+            if found.sha256 != entry["sha256"]:
                 raise CheckpointError(f"{path} was changed after it was written: its sha256 is not the manifest's")
 
     def attached(self, name: str) -> Path | None:

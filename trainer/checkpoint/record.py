@@ -107,10 +107,5 @@ class TrainingRecord(_Record):
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:
-        """Read the record of a checkpoint.
-
-        Raises:
-            CheckpointError: the checkpoint lacks a field that training jobs of every version write.
-        """
         read = super().of(checkpoint)
         return cls(**{**vars(read), "position": Position(**checkpoint.extra["position"])})

@@ -140,13 +140,7 @@ def make_view(said: dict[str, Any], directory: Path) -> None:
 
 
 class View(NamedTuple):
-    """A local view of a stored checkpoint, as the module's docstring defines it.
-
-    Attributes:
-        directory: the view.
-        folders: the storage's folders of checkpoints.
-        folder: the folder of this checkpoint.
-    """
+    """A local view, ``directory``, of a stored checkpoint, which is ``folder`` among ``folders`` of the storage."""
 
     directory: Path
     folders: Folders

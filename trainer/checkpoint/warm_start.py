@@ -29,9 +29,8 @@ from trainer.data.prepare.drift import PROFILE_FILE, open_profile
 from trainer.runs.directory import Run
 from trainer.runs.inheritance import Inheritance, check_columns, inherit
 from trainer.spec import DatasetSpec, JobSpec, parse_dataset
-from trainer.spec.optimizer import Optimizer
+from trainer.spec.optimizer import Optimizer, row_optimizer
 from trainer.spec.reading import problems_of
-from trainer.spec.row_optimizer import row_optimizer
 from trainer.spec.stored_specs import read, with_former_defaults
 from trainer.storage.folders import Folders
 from trainer.storage.storage_registry import open_storage

@@ -35,7 +35,7 @@ from trainer.sizing.row_shape import RowShape
 from trainer.spec import JobSpec
 from trainer.spec.label_tasks import LabelTask
 from trainer.spec.losses import loss_of, loss_settings_of
-from trainer.spec.row_optimizer import row_optimizer
+from trainer.spec.optimizer import row_optimizer
 
 BACKENDS: dict[str, Backend | None] = {"evenkeel": None, "fbgemm": "fbgemm"}
 """The backend of embedding tables by the job's ``kernel``; None: this project's kernel for the tables' device."""

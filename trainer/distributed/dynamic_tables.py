@@ -19,7 +19,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 from safetensors.numpy import load_file, save_file
-from torchrec import KeyedJaggedTensor
 
 from embeddings.dynamic.id_map import Assigned, DynamicIdMap
 from embeddings.dynamic.settings import FIRST_ROW, UNKNOWN_ROW
@@ -31,6 +30,7 @@ from trainer.checkpoint.warm_start import id_map_file, id_maps
 from trainer.data.columns.dynamic_ids import IdMap, of_hashes
 from trainer.data.columns.jagged import Jagged
 from trainer.data.one_pass.rows import MISSING, RawIds
+from trainer.models.base import with_values
 from trainer.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -126,8 +126,7 @@ def state_file(table: str) -> str:
 class DynamicRows:
     """The map from ids to rows of a job's dynamic tables, on this rank. In a job without any, batches stay unchanged.
 
-    Attributes:
-        ids: table -> the map from ids to entries. Entry e is row e + 2: rows 0 and 1 are padding and the unknown id.
+    ``ids``: table -> the map from ids to entries. Entry e is row e + 2: rows 0 and 1 are padding and the unknown id.
     """
 
     def __init__(self, job: JobSpec, data: PreparedData, sharded: ShardedState) -> None:
@@ -324,7 +323,7 @@ def states(checkpoint: Checkpoint, tables: Mapping[str, Any]) -> dict[str, dict[
     by_table = {}
     for table in tables:
         if table not in checkpoint.tables:
-            continue  # of a feature that a warm start adds
+            continue
         path = checkpoint.attached(state_file(table))
         if path is None:
             raise CheckpointError(f"{checkpoint.path}: table '{table}' was not dynamic when it was written")
@@ -356,14 +355,4 @@ def _taken(entries: Int64s) -> Int64s:
 
 
 def _with_values(batch: Batch, values: Int64s) -> Batch:
-    """Return the batch with its flat id values replaced by ``values``; the lengths of its bags stay."""
-    features = batch.features
-    changed = KeyedJaggedTensor(
-        keys=features.keys(),
-        values=torch.from_numpy(values),
-        weights=features.weights_or_none(),
-        lengths=features.lengths(),
-        offsets=features.offsets(),
-        stride=features.stride(),
-    )
-    return replace(batch, features=changed)
+    return replace(batch, features=with_values(batch.features, torch.from_numpy(values)))

@@ -50,9 +50,7 @@ class InheritedCheckpoint(Checkpoint):
 
     Rows of new ids and tables of new features are missing from it.
 
-    Attributes:
-        inheritance: features and tables that the job continues from its parent.
-        optimizer_notes: messages for the user about optimizers with other settings than the parent's.
+    ``optimizer_notes``: messages for the user about optimizers with other settings than the parent's.
     """
 
     def __init__(self, parent: Checkpoint, job: JobSpec, dataset: DatasetSpec, sharded: ShardedModel):
@@ -305,9 +303,6 @@ def _deepened(before: nn.Module, after: nn.Module) -> tuple[dict[str, str], dict
     Returns:
         The new names of moved layers, by their names in the parent's model; and the number of units that each added
         layer passes on, by its name.
-
-    Raises:
-        ValueError: the job's layers are too few or too small to continue the parent's.
     """
     moved: dict[str, str] = {}
     added: dict[str, int] = {}

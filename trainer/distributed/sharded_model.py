@@ -1,4 +1,4 @@
-"""Sharding of a single-device model: plan, wrap, step, gather, checkpoint. The models' code knows nothing of it.
+"""Sharding of a single-device model: plan, wrap, step, checkpoint. The models' code knows nothing of it.
 
 Every rank holds the whole dense part and some rows of the tables. The loss on a rank is the sum of its samples' losses,
 divided by the *global* number of samples. So gradients are summed over ranks, for any share of the batch on a rank:
@@ -41,10 +41,9 @@ from embeddings.tables.config import TableConfig
 from embeddings.tables.shardings import SHARDINGS, sharding_name
 from trainer.distributed.planner import PlanRequest, make_plan
 from trainer.distributed.shard_cost import Workload
-from trainer.distributed.sharded_state import GatheredTable, ShardedState
+from trainer.distributed.sharded_state import ShardedState
 
 __all__ = [
-    "GatheredTable",
     "PlanRequest",
     "Rectangle",
     "ShardedModel",
@@ -57,11 +56,7 @@ __all__ = [
 
 
 def shard_model(
-    model: nn.Module,
-    settings: TableSettings,
-    plan: PlanRequest | None = None,
-    *,
-    device: torch.device | None = None,
+    model: nn.Module, settings: TableSettings, plan: PlanRequest | None = None, *, device: torch.device | None = None
 ) -> ShardedModel:
     """Shard the model's embeddings over the ranks of the process group, in place. Collective.
 
@@ -110,13 +105,7 @@ class Rectangle(NamedTuple):
 
 
 class ShardedModel(ShardedState):
-    """A model whose tables are split over ranks. See :func:`shard_model`.
-
-    Attributes:
-        parallel: TorchRec's DistributedModelParallel.
-        module: the model itself, its embeddings replaced by :class:`embeddings.sharding.ShardedTables`.
-        tables: the table configs, keyed by name.
-    """
+    """A model whose tables are split over ranks (:func:`shard_model`), around TorchRec's model ``parallel``."""
 
     def __init__(self, parallel: DistributedModelParallel, tables: Mapping[str, TableConfig], group: dist.ProcessGroup):
         super().__init__(parallel.module, tables, group)

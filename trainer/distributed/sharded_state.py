@@ -1,4 +1,4 @@
-"""State of a sharded model on this rank: gathered on rank 0, saved, loaded.
+"""State of a sharded model on this rank: saved and loaded.
 
 Checkpoints do not depend on the sharding plan (:mod:`trainer.checkpoint.format`); this module translates between them
 and the ranks' shards. Calls marked *collective* must be made by every rank, in the same order.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -48,19 +48,10 @@ def differing(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> lis
     return differ + sorted(name for name in tensors.keys() & saved.keys() if tensors[name].shape != saved[name].shape)
 
 
-class GatheredTable(NamedTuple):
-    """A whole table: ``rows`` float32 [num_rows, dim] and ``last_update_step`` int64 [num_rows] (0: never touched)."""
-
-    rows: Tensor
-    last_update_step: Tensor
-
-
 class ShardedState:
     """The tables and the dense part of a model whose tables are split over ranks.
 
-    Attributes:
-        module: the model, its embeddings replaced by :class:`embeddings.sharding.ShardedTables`.
-        tables: the table configs, keyed by name.
+    In ``module``, the model, embeddings are replaced by :class:`embeddings.sharding.ShardedTables`.
     """
 
     def __init__(self, module: RankingModel, tables: Mapping[str, TableConfig], group: dist.ProcessGroup):
@@ -95,39 +86,6 @@ class ShardedState:
     def local_pieces(self) -> list[LocalPiece]:
         """Return this rank's piece of every table, sorted by name, row_start and column_start."""
         return self._sharded.local_pieces()
-
-    def gather_table(self, name: str, decay: bool = True) -> GatheredTable | None:
-        """Return the whole table with deferred updates applied, on rank 0; None on other ranks. Collective.
-
-        ``decay=False``: only the movement of idle momentum is applied, not pending decay. Published vectors are read
-        so, because decay does not change a row's direction.
-        """
-        num_rows, dim = self.tables[name].num_rows, self.tables[name].dim
-        local = [piece for piece in self._sharded.local_pieces() if piece.name == name and piece.replica == 0]
-        everyone: list[Any] = [None] * self._world_size
-        dist.all_gather_object(everyone, [piece[2:6] for piece in local], group=self._group)
-        size = num_rows if self._rank == 0 else 0
-        whole = GatheredTable(torch.empty(size, dim), torch.empty(size, dtype=torch.int64))
-        for rank, rectangles in enumerate(everyone):
-            for number, (row_start, row_count, column_start, column_count) in enumerate(rectangles):
-                for rows in _chunks(row_count):
-                    count = rows.stop - rows.start
-                    values, steps = torch.empty(count, column_count), torch.empty(count, dtype=torch.int64)
-                    if self._rank == rank:
-                        tables = local[number].tables
-                        values = tables.read(name, torch.arange(rows.start, rows.stop), decay=decay).float().cpu()
-                        steps = tables.state(name)["last_update_step"][rows].long().cpu()
-                    if rank and self._rank in (0, rank):
-                        for part in (values, steps):
-                            if self._rank == rank:
-                                dist.send(part.contiguous(), 0, group=self._group)
-                            else:
-                                dist.recv(part, rank, group=self._group)
-                    if self._rank == 0:
-                        into = slice(row_start + rows.start, row_start + rows.stop)
-                        whole.rows[into, column_start : column_start + column_count] = values
-                        whole.last_update_step[into] = steps
-        return whole if self._rank == 0 else None
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -352,17 +310,9 @@ def _row_ranges(
 
 
 def _put(
-    piece: LocalPiece,
-    rows: slice,
-    stored: tuple[Tensor, dict[str, Tensor]],
-    taken: Tensor | None,
-    into: Tensor | None,
+    piece: LocalPiece, rows: slice, stored: tuple[Tensor, dict[str, Tensor]], taken: Tensor | None, into: Tensor | None
 ) -> None:
-    """Write read rows with their state into ``rows`` of the piece (see :func:`_row_ranges` for ``taken`` and ``into``).
-
-    Raises:
-        CheckpointError: names or types of the state differ from the model's.
-    """
+    """Write read rows with their state into ``rows`` of the piece; ``taken``, ``into``: see :func:`_row_ranges`."""
     weight, state = stored
     local = {"weight": piece.tables.weight(piece.name), **piece.tables.state(piece.name)}
     given = {"weight": weight, **state}

@@ -30,8 +30,7 @@ from trainer.data.columns.hashing import Int64s
 from trainer.data.columns.jagged import gather_spans, sorted_unique
 from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.split import SPLIT_SEED
-from trainer.distributed.item_tower import tower_outputs
-from trainer.distributed.user_tower import UserTowerInputs
+from trainer.distributed.towers import UserTowerInputs, tower_outputs
 from trainer.metrics.ranking import rank_of
 from trainer.sizing.memory import RANKED_SCORES, RANKED_USERS
 

@@ -14,22 +14,12 @@ import torch
 
 from embeddings.refresh.model_comparison import ModelDifference
 from trainer.checkpoint.format import Checkpoint, CheckpointError
-from trainer.checkpoint.warm_start import (
-    id_maps,
-    numeric_features,
-    rows_of_parent,
-    vectors_read,
-)
+from trainer.checkpoint.warm_start import id_maps, numeric_features, rows_of_parent, vectors_read
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, hashes_of
 from trainer.data.columns.numeric import open_numeric
 from trainer.distributed.inherited import InheritedCheckpoint
 from trainer.evaluation.evaluator import Evaluator
-from trainer.evaluation.held_out_by_both import (
-    Known,
-    NotComparableError,
-    choose,
-    splits_of_both,
-)
+from trainer.evaluation.held_out_by_both import Known, NotComparableError, choose, splits_of_both
 from trainer.evaluation.scored_by_both import MIN_ROWS, scorer_of
 from trainer.spec import DatasetSpec, JobSpec
 

@@ -33,9 +33,6 @@ class Sample(NamedTuple):
     def where(self, mask: npt.NDArray[np.bool_]) -> Sample:
         return Sample(*(None if part is None else part[mask] for part in self))  # type: ignore[arg-type]
 
-    def fit(self, kind: str) -> Calibrator:
-        return fit(kind, *self)
-
 
 class OutputCalibration:
     """The calibrators of a model as it was when its validation rows were last evaluated, by label, on rank 0."""
@@ -54,7 +51,7 @@ class OutputCalibration:
         The fit uses the rows' weights; in the metrics each row counts once, as in other metrics.
         """
         if split == "validation":
-            self.fitted[label] = rows.fit(self.kind)
+            self.fitted[label] = fit(self.kind, *rows)
             after = _cross_fitted(self.kind, rows)
         else:
             after = self.fitted[label].probabilities(rows.logits) if label in self.fitted else None
@@ -81,7 +78,7 @@ def _cross_fitted(kind: str, rows: Sample) -> npt.NDArray[np.float64] | None:
     is_even = np.arange(len(rows.logits)) % 2 == 0
     after = np.empty(len(rows.logits))
     for fold in (is_even, ~is_even):
-        calibrator = rows.where(~fold).fit(kind)
+        calibrator = fit(kind, *rows.where(~fold))
         if isinstance(calibrator, Uncalibrated):
             return None
         after[fold] = calibrator.probabilities(rows.logits[fold])

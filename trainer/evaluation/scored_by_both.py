@@ -27,13 +27,7 @@ from trainer.data.prepare.row_figures import NEWEST
 from trainer.data.prepare.split import SPLIT_SEED
 from trainer.evaluation.evaluator import Columns, Evaluator, Rankings
 from trainer.evaluation.full_ranking import HeldOut, ranks_by_popularity, ranks_of_held_out
-from trainer.evaluation.held_out_by_both import (
-    HELD_OUT,
-    Chosen,
-    Known,
-    NotComparableError,
-    column_of,
-)
+from trainer.evaluation.held_out_by_both import HELD_OUT, Chosen, Known, NotComparableError, column_of
 from trainer.metrics.classification import mean
 from trainer.metrics.paired import PAIRED, Paired, interval, paired_mean, standard_error
 from trainer.metrics.pointwise import Rows

@@ -113,11 +113,7 @@ def pac_bayes_gap(divergence: float, num_rows: int, delta: float = DELTA, tried:
 
 
 def pac_bayes(
-    point: Point,
-    losses: Callable[[], torch.Tensor],
-    squared_distance: float,
-    num_rows: int,
-    num_draws: int = NUM_DRAWS,
+    point: Point, losses: Callable[[], torch.Tensor], squared_distance: float, num_rows: int, num_draws: int = NUM_DRAWS
 ) -> PacBayes:
     """Return the smallest bound over SIGMAS.
 

@@ -23,6 +23,7 @@ from trainer.generalization.trainings import MEASURES, Training, comparable, pla
 from trainer.launch.in_process import read_spec
 from trainer.runs.directory import Run, read_run
 from trainer.runs.failures import ResourceError
+from trainer.runs.protocol import leave
 from trainer.search.records import Record, record_of_run
 from trainer.search.runs import Planned, TrialRun, alone, run_all
 from trainer.spec import DatasetSpec, JobSpec
@@ -178,7 +179,4 @@ def _put(run: Run, out: Path) -> str:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # runs that train write a checkpoint and end
-    code = main()
-    from trainer.launch.on_host import leave
-
-    leave(code)
+    leave(main())

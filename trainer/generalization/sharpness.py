@@ -48,11 +48,7 @@ def ascent_rise(point: Point, rho: float = RHO, *, scale: Sequence[Tensor] | Non
 
 
 def noise_rise(
-    point: Point,
-    sigma: float = SIGMA,
-    *,
-    scale: Sequence[Tensor] | None = None,
-    num_draws: int = NUM_DRAWS,
+    point: Point, sigma: float = SIGMA, *, scale: Sequence[Tensor] | None = None, num_draws: int = NUM_DRAWS
 ) -> float:
     """Return the mean of L(theta + z) - L(theta) over draws of z ~ N(0, sigma^2), or sigma s N(0, 1) with a scale.
 

@@ -100,13 +100,6 @@ class Subject:
         squared_distance: |theta - theta_0|^2 over dense weights and all rows, from their initial values.
     """
 
-    job: JobSpec
-    data: PreparedData
-    model: RankingModel
-    point: Point
-    read: ReadTables
-    squared_distance: float
-
     def __init__(self, run: Run, checkpoint: Checkpoint):
         self.job = run.job
         self.data = PreparedData.open(run.data)

@@ -1,9 +1,8 @@
-"""Shared parts of the inference commands: printing a report as text or JSON, and exiting without waiting."""
+"""Shared part of the inference commands: printing a report as text or JSON."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,10 +24,3 @@ def report(make: Callable[[], Report], in_words: Callable[[Report], str], *, as_
         return 1
     print(json.dumps(made) if as_json else in_words(made))
     return 0
-
-
-def leave(code: int) -> None:
-    """End this process at once. Results are on disk, and threads of loaded libraries would delay a normal exit."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -39,6 +39,7 @@ from trainer.inference.manifest import MANIFEST, seal
 from trainer.inference.onnx_export import DensePart, onnx_bytes, onnx_difference, write_program
 from trainer.inference.predict import Predictor
 from trainer.output_calibration.registry import as_json
+from trainer.runs.protocol import leave
 from trainer.spec import DatasetSpec
 from trainer.storage.destinations import is_stored, written
 
@@ -249,4 +250,4 @@ def in_words(report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    command_line.leave(main())
+    leave(main())

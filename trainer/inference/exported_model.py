@@ -24,7 +24,7 @@ from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
 from trainer.data.columns.vectors import vectors_from
 from trainer.data.sources.item_table import ITEM_TABLE
 from trainer.inference.manifest import SealError, unseal
-from trainer.inference.scorer import Float32s, RowScorer, is_sequence
+from trainer.inference.scorer import Float32s, RowScorer
 from trainer.inference.top_items import TopItems
 from trainer.output_calibration.registry import of_json
 from trainer.spec import parse_dataset, parse_job
@@ -95,7 +95,7 @@ class Exported(RowScorer):
         if (folder / ITEM_FILE).exists():
             joins[ITEM_TABLE] = str(folder / ITEM_FILE)
         top = None
-        if is_sequence(job):
+        if job.model.reads_sequences:
             items = tables[self._keys[0].table]
             top = TopItems(items.column("candidate" if "candidate" in items.names else "vector"), items.ids, k)
         ids = {name: table.ids for name, table in tables.items()}

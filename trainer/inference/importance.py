@@ -36,6 +36,7 @@ from trainer.inference.predict import Predictor, run_of
 from trainer.inference.scorer import Float32s
 from trainer.metrics.classification import auc, logloss
 from trainer.metrics.regression import mae, rmse
+from trainer.runs.protocol import leave
 from trainer.spec import DatasetSpec, SpecError
 from trainer.spec.evaluation import is_lower_better
 from trainer.spec.losses import LOSSES, Loss, loss_of
@@ -249,4 +250,4 @@ def in_words(report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    command_line.leave(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

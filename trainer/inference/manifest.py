@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from embeddings.durable_files import write_json
+from embeddings.durable_files import fsync_path, write_json
+from trainer.storage.base import content_of
 
 MANIFEST = "manifest.json"
 
@@ -25,14 +25,12 @@ def seal(folder: Path, body: Mapping[str, Any], files: Iterable[str]) -> str:
     """
     listed = []
     for name in sorted(files):
-        with open(folder / name, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-            listed.append({"name": name, "bytes": os.fstat(file.fileno()).st_size, "sha256": digest})
+        fsync_path(folder / name)
+        found = content_of(folder / name)
+        listed.append({"name": name, "bytes": found.num_bytes, "sha256": found.sha256})
     content = {**body, "files": listed}
     digest = _digest(content)
-    document = {"manifest": content, "sha256": digest}
-    write_json(folder / MANIFEST, document)
+    write_json(folder / MANIFEST, {"manifest": content, "sha256": digest})
     return digest
 
 
@@ -69,12 +67,10 @@ def _check(folder: Path, entry: Mapping[str, Any]) -> None:
         raise SealError(f"{folder / MANIFEST} names a file outside its folder: {entry['name']!r}")
     path = folder / entry["name"]
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found = content_of(path)
     except OSError as error:
         raise SealError(f"{path} cannot be read: {error.strerror or error}: export again") from None
-    if size != entry["bytes"] or digest != entry["sha256"]:
+    if found != (entry["bytes"], entry["sha256"]):
         raise SealError(f"{path} was changed after it was written: its sha256 is not the manifest's; export again")
 
 

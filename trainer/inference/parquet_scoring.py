@@ -95,12 +95,8 @@ def score_files(
 ) -> Summary:
     """Score a file or a directory of rows. Memory depends on the size of a chunk, not on the number of rows.
 
-    Args:
-        scorer: the model.
-        rows: a file or a directory of rows, on this machine or in object storage.
-        output: the file or directory to write.
-        keep: columns of the rows that are written before the scores; None: all columns.
-        told: function that is called with the number of rows of each chunk once it is scored.
+    ``rows``: a file or a directory, on this machine or in object storage. ``keep``: columns of the rows that are
+    written before the scores; None: all columns. ``told`` is called with the number of rows of each scored chunk.
 
     Raises:
         DataError: the model cannot read the rows, or ``output`` exists.
@@ -124,11 +120,7 @@ def score_files(
 
 
 def _names_below(source: Source) -> list[Path]:
-    """Return for each file of rows the path of its scores relative to the output; for a single file, ``Path()``.
-
-    Raises:
-        DataError: the scores of two files would go to the same path.
-    """
+    """Return for each file of rows the path of its scores relative to the output; for a single file, ``Path()``."""
     if source.is_file:
         return [Path()]
     names = [Path(*file.parts).with_suffix(".parquet") for file in source.files]

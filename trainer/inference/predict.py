@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,13 @@ import torch
 from torchrec import KeyedJaggedTensor
 from tqdm import tqdm
 
-from embeddings.embedding_tables import EmbeddingTables
 from trainer.checkpoint.format import Checkpoint, CheckpointError
 from trainer.checkpoint.record import TrainingRecord
 from trainer.checkpoint.select import LAST, pick
 from trainer.checkpoint.warm_start import id_maps, numeric_features, vectors_read
-from trainer.data.batches.keys import Key, keys_of, read_features
+from trainer.data.batches.keys import keys_of, read_features
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.jagged import Jagged
-from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.row_encoder import EncodedRows, RowEncoder
 from trainer.data.errors import DataError
 from trainer.data.prepare.bad_rows import GoodRows, bad_events
@@ -43,15 +41,15 @@ from trainer.distributed.build import model_of
 from trainer.distributed.materialize import ReadTables, load_dense
 from trainer.inference import command_line
 from trainer.inference.parquet_scoring import score_files
-from trainer.inference.scorer import Float32s, RowScorer, is_sequence
+from trainer.inference.scorer import Float32s, RowScorer
 from trainer.inference.top_items import TopItems
 from trainer.inference.user_ranking import UserRanking
-from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
 from trainer.output_calibration.base import Calibrator, Uncalibrated
 from trainer.output_calibration.registry import of_json
 from trainer.runs.directory import RUN_FILE, Run, read_run
-from trainer.spec import JobSpec, SpecError
+from trainer.runs.protocol import leave
+from trainer.spec import DatasetSpec, JobSpec, SpecError
 from trainer.spec.label_tasks import label_tasks
 from trainer.spec.problems import FieldProblem
 from trainer.storage.destinations import written
@@ -91,15 +89,7 @@ class Predictor(RowScorer):
         (['logit', 'probability'], True)
     """
 
-    run: Run
     checkpoint: Checkpoint
-    history_source: Callable[[], Source] | None
-    model: RankingModel
-    keys: tuple[Key, ...]
-    tables: EmbeddingTables
-    candidates: Float32s | None
-    numeric: tuple[Numeric, ...]
-    calibrators: dict[str, Calibrator]
     notes: list[str]
 
     def __init__(self, run_dir: Path | str, checkpoint: str = LAST, *, k: int = NUM_ITEMS):
@@ -108,16 +98,16 @@ class Predictor(RowScorer):
         self.keys = keys_of(dataset, job)
         read = self._open(checkpoint)
         self.tables = read.tables
-        numeric = numeric_features(self.checkpoint)
-        self.numeric = numeric
+        self.numeric = numeric_features(self.checkpoint)
         tasks = label_tasks(dataset)
         self.model = model_of(
-            job, self.keys, read, num_dense=len(numeric), num_item_numbers=dataset.num_item_numbers,
+            job, self.keys, read, num_dense=len(self.numeric), num_item_numbers=dataset.num_item_numbers,
             vectors=vectors_read(self.checkpoint), tasks=tasks,
         ).eval()  # fmt: skip
         load_dense(self.model, self.checkpoint)
         ids = {name: ids.ids for name, ids in id_maps(self.checkpoint).items()}
-        self.candidates, top = None, None
+        self.candidates: Float32s | None = None
+        top = None
         if isinstance(self.model, NextItemModel):
             with torch.no_grad():
                 self.candidates = self.model.candidates(self.tables.weight(self.keys[0].table)).numpy()
@@ -125,10 +115,10 @@ class Predictor(RowScorer):
         if self.model.reads_training_rows:
             self.model.begin(_training_rows(self.run))
         derived = any(feature.derive is not None for feature in dataset.features.values())
-        self.history_source = _Past(self.run) if derived else None
+        self.history_source = partial(_past, dataset, job) if derived else None
         encoder = RowEncoder(
             dataset, read_features(dataset, job), ids,
-            numeric=numeric, vectors=vectors_read(self.checkpoint), history_source=self.history_source,
+            numeric=self.numeric, vectors=vectors_read(self.checkpoint), history_source=self.history_source,
         )  # fmt: skip
         self.calibrators = calibrators_of(job, self.checkpoint)
         self.notes = [*self.notes, *calibration_notes(job.output_calibration, self.calibrators)]
@@ -195,24 +185,18 @@ def _training_rows(run: Run) -> PreparedData:
         ) from None
 
 
-class _Past:
-    """The rows of the run's dataset, opened only when a history has to be looked up in them."""
-
-    def __init__(self, run: Run):
-        self._run = run
-
-    def __call__(self) -> Source:
-        try:
-            dataset, job = self._run.dataset, self._run.job
-            if dataset.max_bad_rows is not None:
-                return GoodRows(dataset, job)
-            return Source(dataset.uri, window_of(dataset, job), dataset.filter, ids=dataset.id_columns)
-        except DataError as error:
-            raise DataError(
-                f"histories are looked up in the dataset's rows, and {error.what}",
-                where=error.where,
-                remedy="put them there, or give the rows a column with the history",
-            ) from None
+def _past(dataset: DatasetSpec, job: JobSpec) -> Source:
+    """Open the rows of the run's dataset, in which histories are looked up."""
+    try:
+        if dataset.max_bad_rows is not None:
+            return GoodRows(dataset, job)
+        return Source(dataset.uri, window_of(dataset, job), dataset.filter, ids=dataset.id_columns)
+    except DataError as error:
+        raise DataError(
+            f"histories are looked up in the dataset's rows, and {error.what}",
+            where=error.where,
+            remedy="put them there, or give the rows a column with the history",
+        ) from None
 
 
 def calibrators_of(job: JobSpec, checkpoint: Checkpoint) -> dict[str, Calibrator]:
@@ -296,7 +280,7 @@ def predict(
     """
     run = run_of(run_dir)
     job = run.job
-    sequence = is_sequence(job)
+    sequence = job.model.reads_sequences
     if k is not None and (k < 1 or not (sequence or job.model.ranks_all_items)):
         hint = (
             ""
@@ -386,4 +370,4 @@ def in_words(report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    command_line.leave(main())
+    leave(main())

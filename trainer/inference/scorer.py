@@ -31,7 +31,7 @@ Float32s = npt.NDArray[np.float32]
 
 
 class RowScorer(ABC):
-    """Base of models as functions from rows to scores.
+    """Base of models as functions from rows to scores (:class:`trainer.inference.parquet_scoring.Scorer`).
 
     Output columns are the ``outputs`` of the loss (trainer.spec.losses). With several labels each label has its own
     columns, such as ``probability_click``. A probability is sigmoid(logit), or calibrated by the job's
@@ -40,12 +40,8 @@ class RowScorer(ABC):
     A row of a sequence model has a list of the user's items, oldest first. Its outputs are ``items`` and ``scores``:
     the k items with the highest scores that the user has not had, highest first.
 
-    Args:
-        job: the job.
-        encoder: converter of rows to the model's inputs.
-        top: search for the items with the highest scores, for a sequence model; else None.
-        tasks: the labels, if the dataset has several.
-        calibrators: calibrators by label ("" for a single label), if outputs are calibrated.
+    ``top``: search for the items with the highest scores, for a sequence model; else None. ``calibrators``: by label
+    ("" for a single label), if outputs are calibrated.
     """
 
     def __init__(
@@ -78,17 +74,9 @@ class RowScorer(ABC):
         return self.encoder.id_columns
 
     def columns(self, there: Sequence[str], where: str) -> list[str]:
-        """Return the columns that the model needs, from ``there``, the names of the rows' columns.
-
-        ``where``: name of the rows in error messages.
-
-        Raises:
-            DataError: a column is missing.
-        """
         return self.encoder.columns(there, where)
 
     def score(self, chunk: Chunk) -> tuple[list[pa.Array], EncodedRows]:
-        """Return (outputs for each row, in the order of ``outputs``; the encoded rows, with counts of unknown ids)."""
         coded = self.encoder.encode(chunk)
         if self._top is not None:
             return self._next_items(coded), coded
@@ -144,7 +132,3 @@ def _outputs(loss: Loss, calibrator: Calibrator, scores: Float32s) -> list[pa.Ar
     if loss.is_logit:
         return [pa.array(scores), pa.array(calibrator.probabilities(scores).astype(np.float32))]
     return [pa.array(scores)]
-
-
-def is_sequence(job: JobSpec) -> bool:
-    return job.model.reads_sequences

@@ -49,10 +49,8 @@ class UserRanking:
     def __init__(self, predictor: Predictor, k: int):
         self._predictor = predictor
         dataset, job = predictor.run.dataset, predictor.job
-        features, ids = (
-            read_features(dataset, job),
-            {name: one.ids for name, one in id_maps(predictor.checkpoint).items()},
-        )
+        features = read_features(dataset, job)
+        ids = {name: one.ids for name, one in id_maps(predictor.checkpoint).items()}
         vectors = vectors_read(predictor.checkpoint)
         of_rows = dataset.model_copy(update={"items": None})
         of_items = {key.name for key in predictor.keys if key.of_item}

@@ -7,7 +7,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,37 +50,20 @@ from trainer.training.loop import Trainer
 from trainer.training.progress import Reporter
 
 
-@dataclass(frozen=True)
-class Start:
-    """Checkpoint that an attempt starts from: the run's ``own``, else a warm start's ``parent``, else None."""
-
-    own: Checkpoint | None
-    parent: Checkpoint | None
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        return self.own or self.parent
-
-
 class Attempt:
     """A rank's data, model, optimizer and starting point in an attempt. Building it is collective.
 
+    It starts from the newest checkpoint of the run itself, else from that of a warm start, if any.
     ``saver`` writes checkpoints in the background; without it, training waits for every checkpoint.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        reporter: Reporter,
-        saver: BackgroundSaver | None,
-        device: torch.device,
-    ):
+    def __init__(self, run: Run, reporter: Reporter, saver: BackgroundSaver | None, device: torch.device):
         self.run, self.job, self.reporter, self.saver, self.device = run, run.job, reporter, saver, device
         fetch_prepared(run.folders(run.data), run.data)
         is_one_pass = run.job.dataset.one_pass
         self.data = OnePassData.of(run.data, run.dataset, run.job) if is_one_pass else PreparedData.open(run.data)
-        own = _agreed(run, lambda: newest_of(run, run.checkpoints))
-        self.start = Start(own, None if own is not None else _agreed(run, lambda: parent_checkpoint(run)))
+        self._own = _agreed(run, lambda: newest_of(run, run.checkpoints))
+        self._parent = None if self._own is not None else _agreed(run, lambda: parent_checkpoint(run))
         self.alpha = self._choose_alpha()
         self.epoch_steps = self._epoch_steps()
         self.sharded = build(self.job, self.data, alpha=self.alpha, epoch_steps=self.epoch_steps, device=device)
@@ -102,8 +85,8 @@ class Attempt:
             device=self.device,
             dynamic_rows=self.dynamic_rows,
         )
-        if trainer.progressive is not None and self.start.own is not None:
-            trainer.progressive.load(self.start.own)
+        if trainer.progressive is not None and self._own is not None:
+            trainer.progressive.load(self._own)
         return trainer
 
     def compare(self, trainer: Trainer) -> None:
@@ -143,11 +126,7 @@ class Attempt:
         return bool(told[0])
 
     def _served(self) -> Checkpoint:
-        """Return the last checkpoint of the run that published the version served when this job started.
-
-        Raises:
-            NotComparableError: there is no such checkpoint, or the job's kind is not compared.
-        """
+        """Return the last checkpoint of the run that published the version served when this job started."""
         run = self.run
         if run.job.publish is not None and run.job.publish.is_repeated:
             raise NotComparableError("the job publishes while it trains")
@@ -199,7 +178,7 @@ class Attempt:
 
     def _choose_alpha(self) -> float | None:
         """Return the alpha of adaptive regularization, None for optimizers without it."""
-        own, parent = self.start.own, self.start.parent
+        own, parent = self._own, self._parent
         if own is not None:
             check_same_job(own, self.job)
             check_same_dataset(own, self.run.dataset)
@@ -214,7 +193,7 @@ class Attempt:
         """
         if self.job.optimizer.decay != "by_epoch":
             return None
-        start = self.start.checkpoint
+        start = self._own or self._parent
         record = None if start is None else TrainingRecord.of(start)
         if record is None or record.epoch_steps is None or record.batch_size != self.job.batch_size:
             return self.data.steps_per_epoch
@@ -222,7 +201,7 @@ class Attempt:
 
     def _load_start(self) -> Resumed:
         """Load the checkpoint that the attempt begins from into the model, and return its position and history."""
-        own, parent, start = self.start.own, self.start.parent, self.start.checkpoint
+        own, parent, start = self._own, self._parent, self._own or self._parent
         if own is None and parent is not None:
             start = self.inherited = InheritedCheckpoint(parent, self.job, self.run.dataset, self.sharded)
         frozen = frozen_context.is_frozen(self.job, self.data)
@@ -293,11 +272,9 @@ class Attempt:
             self.reporter.emit("history", metrics=list(self.resumed.history))
         self.reporter.emit(
             "info",
-            message=_start_in_words(self.start, position, self.alpha)
-            + _workers(self.run)
-            + _unread(self.job, self.data),
+            message=self._start_in_words(position) + _workers(self.run) + _unread(self.job, self.data),
             alpha=self.alpha,
-            resumed_from_step=position.step if self.start.own is not None else None,
+            resumed_from_step=position.step if self._own is not None else None,
             sharding=self.sharded.plan(),
             rows_per_rank={
                 name: [sum(piece.row_count for piece in of_rank) for of_rank in share] for name, share in shares.items()
@@ -305,6 +282,14 @@ class Attempt:
             steps_per_epoch=None if self.job.dataset.one_pass else self.data.steps_per_epoch,
             unknown_share=self.data.unknown_share,
         )
+
+    def _start_in_words(self, position: Position) -> str:
+        what = "training from initial values"
+        if self._own is not None:
+            what = f"resuming after step {position.step} from {self._own.path.name}"
+        elif self._parent is not None:
+            what = f"warm start from {self._parent.path}"
+        return what + (f"; alpha {self.alpha:.3g}" if self.alpha is not None else "")
 
 
 def _agreed(run: Run, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
@@ -332,15 +317,6 @@ def _agreed(run: Run, find: Callable[[], Checkpoint | None]) -> Checkpoint | Non
     if view is not None:
         make_view(view, run.directory / name)
     return Checkpoint(run.directory / name)
-
-
-def _start_in_words(start: Start, position: Position, alpha: float | None) -> str:
-    what = "training from initial values"
-    if start.own is not None:
-        what = f"resuming after step {position.step} from {start.own.path.name}"
-    elif start.parent is not None:
-        what = f"warm start from {start.parent.path}"
-    return what + (f"; alpha {alpha:.3g}" if alpha is not None else "")
 
 
 def _workers(run: Run) -> str:

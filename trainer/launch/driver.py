@@ -25,7 +25,7 @@ from trainer.runs.events import EVENTS_FILE, HEARTBEAT_SECONDS, EventWriter, pha
 from trainer.runs.failures import Cancelled, Failure, LeaseLostError, cause, classify, keep_traceback
 from trainer.runs.lineage import lineage_of
 from trainer.runs.protocol import EXIT_CANCELLED, EXIT_FAILED, EXIT_FILE, EXIT_RETRYABLE, EXIT_SUCCEEDED
-from trainer.runs.trackers.process import tracked
+from trainer.runs.trackers.base import tracked
 from trainer.runs.uplink import reporting
 from trainer.sizing.gpus import check_gpus
 
@@ -118,15 +118,11 @@ def give_up(directory: Path, failure: Failure, attempt: int = 1) -> int:
 class _Attempt:
     """State of the attempt under way."""
 
-    run: Run
-    events: EventWriter
-    tell: openlineage.Tell
-    interruptible: bool
     publication: dict[str, Any] | None = None
     """Fields of this attempt's publication event, if there was such an event."""
     failure: str | None = None
 
-    def __init__(self, run: Run, events: EventWriter, tell: openlineage.Tell, hosts: Hosts | None = None):
+    def __init__(self, run: Run, events: EventWriter, tell: openlineage.Tell, hosts: Hosts | None):
         self.run, self.events, self.tell, self.hosts = run, events, tell, hosts
         self.interruptible = True
         self._ranks_since: int | None = None

@@ -25,6 +25,7 @@ from trainer.runs.protocol import (
     REPORT_URL_VARIABLE,
     RUN_DIR_VARIABLE,
     RUN_ID_VARIABLE,
+    leave,
 )
 from trainer.runs.run_process import await_name
 from trainer.runs.uplink import fetch_run
@@ -107,9 +108,6 @@ def _take_up(directory: Path) -> None:
     """Fetch run.json from the service if the environment names a service, and check that it names the expected attempt.
 
     A cluster may start an attempt long after it was submitted.
-
-    Raises:
-        LeaseLostError: another attempt has replaced the expected attempt.
     """
     if REPORT_URL_VARIABLE in os.environ:
         fetch_run(directory, os.environ[REPORT_URL_VARIABLE], os.environ[REPORT_TOKEN_VARIABLE])
@@ -119,8 +117,5 @@ def _take_up(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    code = main()
     # No exit hook, and no signal during one, may change the exit code.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(main())

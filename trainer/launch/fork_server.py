@@ -36,7 +36,7 @@ import trainer.launch.on_host  # noqa: E402
 import trainer.publishing.anchor  # noqa: E402
 import trainer.publishing.publish  # noqa: E402
 import trainer.sizing.estimate  # noqa: E402
-from trainer.runs.protocol import LOG_FILE, RUN_DIR_VARIABLE  # noqa: E402
+from trainer.runs.protocol import LOG_FILE, RUN_DIR_VARIABLE, leave  # noqa: E402
 from trainer.runs.warm_pool import MESSAGE_BYTES  # noqa: E402
 
 IDLE_SECONDS = 3600.0
@@ -74,7 +74,7 @@ def _become(directory: Path, own: Mapping[str, str]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        trainer.launch.on_host.leave(code)
+        leave(code)
 
 
 def show_marker(directory: Path) -> None:

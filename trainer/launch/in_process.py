@@ -23,6 +23,7 @@ from embeddings.sinks.configured import SINKS_VARIABLE, ConfiguredSink, read_sin
 from embeddings.sinks.follow import SinkFollower, sinks_of, sync_when_free
 from trainer.launch.driver import RunBusyError
 from trainer.runs.directory import RUN_FILE, read_run, write_run
+from trainer.runs.protocol import leave
 from trainer.spec import DatasetSpec, JobSpec, SpecError, load_documents, parse_job
 from trainer.spec.problems import FieldProblem
 
@@ -100,7 +101,9 @@ def train(
         init_checkpoint = init_checkpoint or before.init_checkpoint
         start_version = before.start_version
     elif job.publish is not None:
-        parent_version = current_version(store_url, job.publish.collection)
+        from embeddings.store import open_store
+
+        parent_version = open_store(store_url).collection(job.publish.collection).current()
     if job.init_from is not None and init_checkpoint is None:
         from trainer.runs.parents import start_of
 
@@ -132,11 +135,7 @@ def train(
 
 
 def _sinks_of(job: JobSpec) -> list[ConfiguredSink]:
-    """Return the sinks that the job names.
-
-    Raises:
-        SinkError: EVENKEEL_SINKS lacks a sink of the job, or its file is invalid.
-    """
+    """Return the sinks that the job names."""
     named = () if job.publish is None else job.publish.sinks or ()
     configured = read_sinks(os.environ.get(SINKS_VARIABLE)) if named else {}
     missing = sorted(set(named) - configured.keys())
@@ -173,13 +172,6 @@ def _following(sinks: Sequence[ConfiguredSink], job: JobSpec, store_url: str) ->
         except Exception as error:  # an error of the sink's client: the version is published all the same
             print(f"sink '{sink.name}' lacks the version: {type(error).__name__}: {error}: run "
                   f"`evenkeel sinks sync {collection.name}`", file=sys.stderr)  # fmt: skip
-
-
-def current_version(store_url: str, collection: str) -> str | None:
-    """Return the current version of a collection, onto which a new version will be aligned; None if there is none."""
-    from embeddings.store import open_store
-
-    return open_store(store_url).collection(collection).current()
 
 
 def read_spec(path: Path, changes: Sequence[str] = ()) -> tuple[DatasetSpec, JobSpec]:
@@ -259,7 +251,4 @@ def _checkpoints(init: Path) -> Path:
 
 
 if __name__ == "__main__":
-    code = main()
-    from trainer.launch.on_host import leave
-
-    leave(code)
+    leave(main())

@@ -10,10 +10,9 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
@@ -21,6 +20,7 @@ import torch.multiprocessing as multiprocessing
 from trainer.launch.driver import RanksFailed, StartRanks
 from trainer.launch.worker import train_rank
 from trainer.runs.directory import Run, choose_backend, read_run
+from trainer.runs.protocol import leave
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Semaphore
@@ -151,17 +151,6 @@ def _give_way(niceness: int) -> None:
             Path("/proc/self/autogroup").write_text(str(min(niceness, 19)), "ascii")
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(KILLED_FIRST, "ascii")
-
-
-def leave(code: int) -> NoReturn:
-    """End the process without the destructors of loaded libraries.
-
-    All that matters is on disk by now, and one exit in about fifteen of a process that had used gloo was an abort
-    ("terminate called without an active exception").
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def default_directory(name: str) -> Path:

@@ -96,11 +96,7 @@ def _connect(run: Run) -> None:
 
 
 def _fitted(run: Run) -> Run:
-    """Return the run with as many of its workers as the cluster has room for, and report it if they are fewer.
-
-    Raises:
-        ResourceError: there is no room for the least number that the job accepts.
-    """
+    """Return the run with as many of its workers as the cluster has room for, and report it if they are fewer."""
     import ray
 
     resources, needed = run.job.resources, worker_resources(run.job)

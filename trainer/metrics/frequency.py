@@ -21,10 +21,10 @@ NUM_BUCKETS = 5
 UNSEEN = 0
 
 
-def frequency_buckets(counts: npt.NDArray[np.integer], num_buckets: int = NUM_BUCKETS) -> npt.NDArray[np.int8]:
-    """Return the bucket of each id, int8 [n], 1 (rarest) to ``num_buckets``, from its training occurrences [n].
+def frequency_buckets(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.int8]:
+    """Return the bucket of each id, int8 [n], 1 (rarest) to NUM_BUCKETS, from its training occurrences [n].
 
-    An id without occurrences is in bucket :data:`UNSEEN`. A frequency f is in bucket 1 + floor(num_buckets *
+    An id without occurrences is in bucket :data:`UNSEEN`. A frequency f is in bucket 1 + floor(NUM_BUCKETS *
     (occurrences of ids rarer than f) / (all occurrences)). Ids of equal frequency share a bucket, so that after a
     frequency of many ids a bucket may be empty.
     """
@@ -33,7 +33,7 @@ def frequency_buckets(counts: npt.NDArray[np.integer], num_buckets: int = NUM_BU
     occurrences = frequencies * np.bincount(which, minlength=len(frequencies))
     rarer = np.cumsum(occurrences) - occurrences
     total = int(occurrences.sum())
-    buckets = 1 + num_buckets * rarer // max(total, 1)
+    buckets = 1 + NUM_BUCKETS * rarer // max(total, 1)
     buckets[frequencies == 0] = UNSEEN
     return buckets.astype(np.int8)[which]
 
@@ -44,20 +44,18 @@ def bucket_rows(
     norm_sums: Float64s,
     examples: Int64s,
     aucs: Sequence[float],
-    num_buckets: int = NUM_BUCKETS,
 ) -> list[dict[str, Any]]:
     """Return the table of a report, with a row for each bucket that has an id or a held-out example.
 
     Args:
         counts: training occurrences of the ids [n].
         buckets: bucket of each id [n].
-        norm_sums: sums of the L2 norms of the rows in buckets 0 to ``num_buckets``.
-        examples: held-out examples by the bucket of their id, 0 to ``num_buckets``.
-        aucs: AUC of the examples of each bucket, 0 to ``num_buckets``.
-        num_buckets: number of buckets, without :data:`UNSEEN`.
+        norm_sums: sums of the L2 norms of the rows in buckets 0 to NUM_BUCKETS.
+        examples: held-out examples by the bucket of their id, 0 to NUM_BUCKETS.
+        aucs: AUC of the examples of each bucket, 0 to NUM_BUCKETS.
     """
     table = []
-    for bucket in range(num_buckets + 1):
+    for bucket in range(NUM_BUCKETS + 1):
         own = np.asarray(counts)[buckets == bucket]
         if not len(own) and not examples[bucket]:
             continue

@@ -19,14 +19,10 @@ from trainer.metrics.pointwise import Rows
 
 
 class Paired(NamedTuple):
-    """One metric of two models on the same rows.
+    """One metric of two models on the same rows: the value of the first and of the second model.
 
-    Attributes:
-        first: value of the first model.
-        second: value of the second model.
-        improvement: of the second model over the first, in units of the metric; positive is better.
-        influence: float64 [n], contribution of each row to the error of ``improvement``.
-        influences: the same for the errors of ``first`` and of ``second``.
+    ``improvement``: of the second model over the first, in units of the metric; positive is better. ``influence``:
+    float64 [n], contribution of each row to the error of ``improvement``; ``influences``: to those of both values.
     """
 
     first: float
@@ -39,10 +35,7 @@ class Paired(NamedTuple):
 def paired_auc(first: Float64s, second: Float64s, labels: Float64s) -> Paired:
     """Compare areas under the ROC curve (DeLong, DeLong and Clarke-Pearson, Biometrics 1988), in O(n log n).
 
-    Args:
-        first: scores of the first model [n].
-        second: scores of the second [n].
-        labels: 0 or 1 [n], both present.
+    ``first``, ``second``: scores of the two models [n]. ``labels``: 0 or 1 [n], both present.
     """
     is_positive = labels > 0.5
     (area, influence), (other_area, other_influence) = (_auc(one, is_positive) for one in (first, second))
@@ -118,10 +111,8 @@ PAIRED: dict[str, Callable[[Rows, Rows], Paired]] = {
 def interval(paired: Paired, units: Int64s | None = None, level: float = 0.95) -> tuple[float, float]:
     """Return (low, high), the normal confidence interval of the improvement.
 
-    Args:
-        paired: the difference.
-        units: the unit of each row [n], such as its user, from 0; None: rows are independent.
-        level: probability that the interval holds the improvement.
+    ``units``: the unit of each row [n], such as its user, from 0; None: rows are independent. ``level``: probability
+    that the interval holds the improvement.
     """
     margin = NormalDist().inv_cdf((1.0 + level) / 2.0) * standard_error(paired.influence, units)
     return paired.improvement - margin, paired.improvement + margin
@@ -130,9 +121,7 @@ def interval(paired: Paired, units: Int64s | None = None, level: float = 0.95) -
 def standard_error(influence: Float64s, units: Int64s | None = None) -> float:
     """Return the standard error of a value from the influences of rows on it.
 
-    Args:
-        influence: contribution of each row to the error of the value [n].
-        units: the unit of each row [n], such as its user, from 0; None: rows are independent.
+    ``influence``: contribution of each row to the error of the value [n]. ``units``: as in :func:`interval`.
     """
     if units is not None:
         influence = np.bincount(units, influence).astype(np.float64) * _unbiased(len(np.unique(units)))

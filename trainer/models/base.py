@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data.batches.keys import Key
+from trainer.data.columns.hashing import derive_key
 from trainer.data.columns.vectors import Vector
 from trainer.models.layers.fused import Stack
-from trainer.models.layers.vector_fields import VectorFields
 from trainer.models.losses import pointwise_loss
 from trainer.spec.label_tasks import LabelTask
 from trainer.spec.models.base import ModelSpec
@@ -100,6 +101,51 @@ class Blocks:
 
     def __getitem__(self, name: str) -> Any:
         return self._blocks[name]
+
+
+class VectorFields(nn.Module):
+    """x_f [b, dim_f] -> W_f x_f + b_f [b, columns_f] for each vector f, which itself is not trained.
+
+    A missing vector is zeros, and reads as b_f. Initial weights are torch's default for a linear layer, drawn from the
+    seed and the vector's name.
+
+    ``columns``: vector's name -> number of columns of its projection. The ``vectors`` of ``inputs`` are in the order of
+    their columns in a batch's ``dense``.
+    """
+
+    def __init__(self, columns: Mapping[str, int], inputs: ModelInputs):
+        super().__init__()
+        self.vectors: tuple[Vector, ...] = inputs.vectors
+        # Named with a prefix, because a feature may have the name of a method of ModuleDict, such as items or values.
+        self.projections = nn.ModuleDict()
+        for one in self.vectors:
+            # A generator uses only the low 32 bits of its seed: they must depend on both the seed and the name.
+            key = derive_key(inputs.seed, zlib.crc32(one.name.encode())) % 2**32
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(key)
+                projection = nn.Linear(one.dim, columns[one.name], dtype=torch.float32)
+            self.projections[f"of_{one.name}"] = projection.to(inputs.dtype)
+
+    @property
+    def num_columns(self) -> int:
+        """Number of columns of a batch's ``dense`` that the vectors take."""
+        return sum(one.dim for one in self.vectors)
+
+    def forward(self, numbers: Tensor, vectors: Sequence[Vector] | None = None) -> dict[str, Tensor]:
+        """Return {name: projection [b, columns]} of the vectors.
+
+        ``vectors``: vectors to project; None: all vectors. ``numbers`` [b, n] must end with their columns.
+        """
+        chosen = self.vectors if vectors is None else vectors
+        first = numbers.shape[1] - sum(one.dim for one in chosen)
+        fields = {}
+        for one in chosen:
+            projection = self.projections[f"of_{one.name}"]
+            assert isinstance(projection, nn.Linear)
+            given = numbers[:, first : first + one.dim]
+            fields[one.name] = projection(given.to(projection.weight.dtype))
+            first += one.dim
+        return fields
 
 
 class RankingModel(nn.Module):
@@ -276,6 +322,18 @@ def mlp(sizes: Sequence[int], *, seed: int, dtype: torch.dtype) -> nn.Sequential
         for inputs, outputs in itertools.pairwise(sizes):
             layers += [nn.Linear(inputs, outputs, dtype=torch.float32), nn.ReLU()]
     return Stack(*layers[:-1]).to(dtype)
+
+
+def with_values(features: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
+    """Return ``features`` with other ids or rows ``values``, in the same bags and with the same weights."""
+    return type(features)(
+        keys=features.keys(),
+        values=values,
+        weights=features.weights_or_none(),
+        lengths=features.lengths(),
+        offsets=features.offsets(),
+        stride=features.stride(),
+    )
 
 
 def with_dense(rows: Tensor, dense: Tensor | None) -> Tensor:

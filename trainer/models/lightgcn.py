@@ -76,9 +76,6 @@ class LightGCN(BPR):
         """Return the propagated rows e of all users, followed by those of all items, [rows, dim].
 
         If items have a bias, it is one more column; users have zeros there.
-
-        Raises:
-            ValueError: the model has no graph, because :meth:`begin` was not called with the training data.
         """
         if self._graph is None:
             raise ValueError("lightgcn scores with the graph of its training rows, and this model has no graph")
@@ -104,10 +101,7 @@ class LightGCN(BPR):
 class Graph(NamedTuple):
     """The matrix A of :class:`LightGCN`, in compressed rows.
 
-    Attributes:
-        starts: first entry of each row, int32 [rows].
-        columns: column of each entry, int32 [entries].
-        weights: value of each entry [entries].
+    ``starts``: first entry of each row, int32 [rows]. ``columns``, ``weights``: column (int32) and value of each entry.
     """
 
     starts: Tensor

@@ -44,13 +44,9 @@ def target_configs(job: JobSpec) -> dict[str, SSEConfig]:
 def with_swapped_classes(job: JobSpec, batch: Batch, step: int, tasks: Sequence[LabelTask] = ()) -> Batch:
     """Return the batch with its class labels after SSE-SE, by the counters of ``(seed, "label"; step, global sample)``.
 
-    Args:
-        job: its ``seed`` and ``sse.label`` are read; without ``sse.label``, or for a model whose outputs are ids of a
-            table, the batch is returned unchanged.
-        batch: a rank's slice; its ``labels`` [b] in {0, 1} and ``sample_offset``
-            are read.
-        step: the tables' step that is being computed, 1, 2, ...
-        tasks: the labels, if there are several; labels that are classes are swapped, with separate draws for each name.
+    Without ``sse.label`` of the job, or for a model whose outputs are ids of a table, the batch is returned unchanged.
+    ``batch``: a rank's slice, with ``labels`` [b] in {0, 1}. ``step``: the tables' step that is being computed, from 1.
+    ``tasks``: the labels, if there are several; labels that are classes are swapped, with separate draws for each name.
     """
     probability = _probability(job)
     if not probability or MODELS[job.model.kind].targets:

@@ -12,17 +12,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torchrec import KeyedJaggedTensor
 
 from embeddings.tables.philox import philox4x32, table_key
 from trainer.data.columns.dynamic_ids import UNKNOWN_ROW
 from trainer.data.columns.hashing import unit_interval
-from trainer.models.base import Axes, Axis, ModelInputs, Position, RankingModel, RowColumn, columns_of, with_dense
+from trainer.models.base import (
+    Axes,
+    Axis,
+    ModelInputs,
+    Position,
+    RankingModel,
+    RowColumn,
+    columns_of,
+    with_dense,
+    with_values,
+)
 from trainer.models.layers.mlp import tower_of
 from trainer.models.losses import in_batch_softmax
 from trainer.spec.models.two_tower import TwoTowerSpec
 
 if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
+
     from trainer.data.batches.batch import Batch
     from trainer.data.batches.prepared import PreparedData
 
@@ -33,7 +44,7 @@ class TwoTower(RankingModel):
     """logit = <u, v> / t + c, with t the temperature, u = MLP(user and context fields), and v the item's row e_item.
 
     u reads the vectors e_f of all features but the item's, and the numeric features. A projected vector is a field like
-    others (trainer.models.layers.vector_fields).
+    others (trainer.models.base.VectorFields).
 
     With an item table, v = MLP(e_item, e_f of the table's features, and its numbers). An item without a row reads the
     row of the unknown id, and its features determine v. So that v learns to do without the item's own row, a share
@@ -178,11 +189,4 @@ class TwoTower(RankingModel):
         start = features.offset_per_key()[features.keys().index(ITEM)]
         values = features.values().clone()
         values[start : start + len(batch)].masked_fill_(is_dropped, UNKNOWN_ROW)
-        return KeyedJaggedTensor(
-            keys=features.keys(),
-            values=values,
-            weights=features.weights_or_none(),
-            lengths=features.lengths(),
-            offsets=features.offsets(),
-            stride=features.stride(),
-        )
+        return with_values(features, values)

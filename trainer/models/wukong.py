@@ -15,14 +15,11 @@ from trainer.models.base import Axes, Axis, ModelInputs, Position, columns_of, m
 from trainer.models.ctr_base import ClickModel
 from trainer.models.layers.mlp import tower_of
 from trainer.models.layers.seeded_init import seeded, uniform
+from trainer.models.products import NUMBERS
 from trainer.spec.models.wukong import WukongSpec
 
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
-
-
-NUMBERS = ""
-"""Name of the vector made of all numeric features; no feature has this name."""
 
 
 class Wukong(ClickModel):

@@ -23,11 +23,8 @@ def fit(
 ) -> Calibrator:
     """Return a calibrator fitted to rows; :class:`Uncalibrated` with the reason if the rows do not allow a fit.
 
-    Args:
-        kind: a key of ``CALIBRATORS``.
-        logits: [n] scores of the model.
-        labels: [n], 0 or 1.
-        weights: [n], at least 0; None: 1 each.
+    ``kind``: a key of ``CALIBRATORS``. ``logits``: [n] scores. ``labels``: [n], 0 or 1. ``weights``: [n], at least 0;
+    None: 1 each.
     """
     scores, values = np.asarray(logits, np.float64), np.asarray(labels, np.float64)
     counts = np.ones(len(scores)) if weights is None else np.asarray(weights, np.float64)

@@ -121,18 +121,13 @@ def freeze_dense(sharded: ShardedModel) -> None:
 
 
 class FrozenContext(nn.Module):
-    """Stand-in for a model's ``embeddings`` while a step's loss is computed: lookups of frozen rows record nothing."""
+    """Stand-in for a model's ``embeddings`` while a step's loss is computed: lookups of frozen rows record nothing.
+
+    ``masks``: feature that reads frozen rows -> bool [num_rows], True for these rows. ``own_half``: True if the columns
+    from ``dim`` on of the items' rows are frozen, and the first ``dim`` columns are trained; False if whole tables are.
+    """
 
     def __init__(self, embeddings: nn.Module, masks: dict[str, Tensor], dim: int, own_half: bool):
-        """Wrap ``embeddings``.
-
-        Args:
-            embeddings: the model's own module.
-            masks: feature that reads frozen rows -> bool [num_rows], True for these rows.
-            dim: number of columns of an item's vector.
-            own_half: True if the columns from ``dim`` on of the items' rows are frozen, and the first ``dim`` columns
-                are trained. False if whole tables are frozen.
-        """
         super().__init__()
         # In a tuple: as a submodule, its parameters would be registered twice.
         self._embeddings, self._masks, self._dim, self._own_half = (embeddings,), masks, dim, own_half

@@ -5,6 +5,8 @@ The driver calls it: after the ranks have ended, or while they train if the job 
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,6 +17,7 @@ import pyarrow as pa
 import torch
 
 from embeddings.refresh.model_comparison import ModelComparison
+from embeddings.refresh.probe import MAX_CLASSES, MIN_ITEMS
 from embeddings.refresh.procrustes import min_shared
 from embeddings.refresh.publish import RefreshRequest, publish_candidate
 from embeddings.refresh.settings import Evidence, Expiry, Gate, MovingAverage, Settings, View
@@ -29,21 +32,24 @@ from trainer.checkpoint.warm_start import id_maps
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import id_keys
+from trainer.data.columns.jagged import Jagged
 from trainer.data.one_pass.position import Place
+from trainer.data.sources.locations import beside
 from trainer.distributed.dynamic_tables import codes_of, stored_counts, taken_rows
-from trainer.distributed.item_tower import tower_outputs
 from trainer.distributed.materialize import CHUNK_ROWS, model_of_checkpoint, stored_rows
-from trainer.publishing.proposed_canary import proposed_canary
-from trainer.publishing.temporary_rows import temporary_rows
-from trainer.publishing.users import user_vectors
+from trainer.distributed.towers import tower_outputs
+from trainer.publishing.users import temporary_rows, user_vectors
 from trainer.runs.directory import Run
 from trainer.runs.lineage import lineage_of
 from trainer.runs.model_comparison import read_comparison
 from trainer.runs.published_epoch import quality_of
 from trainer.runs.uplink import fence
 from trainer.spec.publish import Publish
+from trainer.spec.uri_schemes import is_object
 
 NORM_FLOOR = 1e-12
+MAX_CLASS_SHARE = 0.9
+"""Largest share of the items in one class: above it a consumer that names this class is hard to beat."""
 
 
 def publish(run: Run) -> dict[str, Any]:
@@ -56,8 +62,6 @@ def publish(run: Run) -> dict[str, Any]:
         CheckpointError: there is no valid checkpoint, or the newest valid checkpoint is not from the end of training.
         LeaseLostError: another attempt holds the run's lease; nothing is published.
     """
-    spec = run.job.publish
-    assert spec is not None
     checkpoint = newest_of(run, run.checkpoints)
     if checkpoint is None:
         raise CheckpointError(f"{run.checkpoints} holds no valid checkpoint to publish from: retry the job")
@@ -121,20 +125,11 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
     for entry in publication.maps:
         print(in_words(entry), flush=True)
     return {
-        "status": publication.status,
-        "collection": publication.collection,
-        "version": publication.version,
-        "reasons": publication.reasons,
-        "gate": publication.gate,
+        **{name: getattr(publication, name) for name in ("status", "collection", "version", "reasons", "gate")},
         "anchor_generation": publication.anchor_generation,
         **({} if step is None else {"step": step}),
-        "diagnosis": publication.diagnosis,
-        "held_in_a_row": publication.held_in_a_row,
-        "held_since": publication.held_since,
-        "max_held": publication.max_held,
-        "released": publication.released,
-        "quality": publication.quality,
-        "proposed_canary": publication.proposed_canary,
+        **{name: getattr(publication, name) for name in ("diagnosis", "held_in_a_row", "held_since", "max_held")},
+        **{name: getattr(publication, name) for name in ("released", "quality", "proposed_canary")},
         **({} if comparison is None else {"comparison": comparison.as_json()}),
     }
 
@@ -170,11 +165,7 @@ def comparison_of(run: Run) -> ModelComparison | None:
 
 
 def _check_is_last(run: Run, checkpoint: Checkpoint) -> None:
-    """Check that this checkpoint was written at the end of training.
-
-    Raises:
-        CheckpointError: the checkpoint is from an earlier step.
-    """
+    """Check that this checkpoint was written at the end of training."""
     position = TrainingRecord.of(checkpoint).position
     if run.job.dataset.one_pass:
         is_last, of = Place.of_json(position.place).is_end, "those before the last row"
@@ -347,3 +338,40 @@ def _retired(run: Run, checkpoint: Checkpoint, store: Store, parent_version: str
 
 def _as_float32(values: torch.Tensor) -> npt.NDArray[np.float32]:
     return values.float().numpy()
+
+
+def proposed_canary(run: Run) -> str | None:
+    """Return a sentence that names a categorical column of the item table, with the command; None if there is none.
+
+    The column is the first feature of type ``id`` with 2 to ``MAX_CLASSES`` classes on ``MIN_ITEMS`` items or more.
+    """
+    items, catalogue = run.dataset.items, PreparedData.open(run.data).catalogue
+    if items is None or catalogue is None:
+        return None
+    uri = beside(items.uri, run.dataset.uri)
+    for name, codes in catalogue.features.items():
+        if is_object(uri) or isinstance(codes, Jagged) or items.features[name].calendar is not None:
+            continue
+        codes = codes[: catalogue.num_in_table]
+        counts = np.unique(codes[codes >= NUM_SPECIAL_ROWS], return_counts=True)[1]
+        if (
+            counts.sum() < MIN_ITEMS
+            or not 2 <= len(counts) <= MAX_CLASSES
+            or counts.max() > MAX_CLASS_SHARE * counts.sum()
+        ):
+            continue
+        assert run.job.publish is not None
+        column = items.features[name].column or name
+        words = [
+            "evenkeel", "canaries", "add", run.job.publish.collection, _canary_name(name), uri,
+            "--id-column", items.on, "--label-column", column,
+        ]  # fmt: skip
+        return (
+            f"no canary watches {run.job.publish.collection}: to have each refresh tested by the column '{column}' of "
+            f"the item table ({len(counts)} classes), add one: {shlex.join(words)}"
+        )
+    return None
+
+
+def _canary_name(feature: str) -> str:
+    return re.sub(r"^[^a-z0-9]+|[^a-z0-9_-]", "", feature.lower())[:63] or "canary"

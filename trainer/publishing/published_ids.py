@@ -29,7 +29,13 @@ def check_published_ids(run: Run, data: PreparedData) -> None:
     else:
         table = _table_of(data, publish.feature)
         ids, where = data.vocabulary(table), _column_of(run, publish.feature)
-    _check_type(run, publish.collection, "string" if pa.types.is_large_string(ids.type) else "int64", where)
+    served, own = _served_type(run, publish.collection), "string" if pa.types.is_large_string(ids.type) else "int64"
+    if served is not None and served != own:
+        words = {"int64": "integers", "string": "text"}
+        raise ValueError(
+            f"publish.collection: the ids of '{publish.collection}' are {words[served]}, those of {where} "
+            f"{words[own]}: publish to another collection, or write the ids as {words[served]}"
+        )
     require_publishable(ids, lambda place: where)
     if publish.users is not None:
         users = data.sequences.user_ids() if data.sequence else data.vocabulary(_table_of(data, "user"))
@@ -65,13 +71,3 @@ def _served_type(run: Run, collection: str) -> str | None:
     except StoreError:
         # The refresh stage reports a missing or damaged version in more detail.
         return None
-
-
-def _check_type(run: Run, collection: str, id_type: str, where: str) -> None:
-    served = _served_type(run, collection)
-    if served is not None and served != id_type:
-        words = {"int64": "integers", "string": "text"}
-        raise ValueError(
-            f"publish.collection: the ids of '{collection}' are {words[served]}, those of {where} {words[id_type]}: "
-            f"publish to another collection, or write the ids as {words[served]}"
-        )

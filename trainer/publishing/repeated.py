@@ -40,14 +40,11 @@ Emit = Callable[..., None]
 
 @contextlib.contextmanager
 def publishing(run: Run, emit: Emit) -> Iterator[None]:
-    """Publish while the block runs, if the job asks for it; leaving the block waits for the current publication.
+    """Publish while the block runs; leaving the block waits for the current publication.
 
     A failed publication does not end the run: it is reported as an event, and tried again when the next publication is
     due. ``emit`` writes events, from another thread.
     """
-    if run.job.publish is None or not run.job.publish.is_repeated:
-        yield
-        return
     publisher = _Publisher(run, emit)
     ended = threading.Event()
     thread = threading.Thread(target=publisher.work, args=(ended,), name="evenkeel-publications", daemon=True)

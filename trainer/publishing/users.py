@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -15,17 +20,19 @@ from embeddings.vectors.user_vectors import SeenLists, UserVectors, take_lists
 from trainer.checkpoint.format import Checkpoint
 from trainer.data.batches.bags import bags_of
 from trainer.data.batches.prepared import PreparedData
+from trainer.data.columns import values
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.hashing import Int64s
 from trainer.data.errors import DataError
+from trainer.data.sources.source import Source, beside
+from trainer.data.sources.types import element_type
 from trainer.distributed.materialize import model_of_checkpoint
-from trainer.distributed.user_tower import UserTowerInputs
+from trainer.distributed.towers import UserTowerInputs
 from trainer.models.base import RankingModel
 from trainer.models.next_item import NextItemModel
-from trainer.publishing.item_columns import item_columns
 from trainer.publishing.query_tower import query_tower
-from trainer.publishing.temporary_rows import temporary_rows
 from trainer.runs.directory import Run
+from trainer.spec import DatasetSpec, Feature
 
 USERS_AT_ONCE = 4096
 HISTORIES_AT_ONCE = 512
@@ -33,14 +40,9 @@ HISTORIES_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class _Users:
-    """Users in any order.
+    """Users in any order, by ``keys`` [n] and ``numbers`` [n]: their rows of the table, or their sequences.
 
-    Attributes:
-        keys: ids as keys [n].
-        numbers: table rows of the users, or numbers of their sequences [n].
-        sides: function from such numbers to vectors [b, at least dim], and the offsets [b] of the scores, if any.
-        seen: the items that each user had in training.
-        at_once: number of users whose vectors are computed together.
+    ``sides``: function from such numbers to vectors [b, at least dim], and the offsets [b] of the scores, if any.
     """
 
     keys: Array
@@ -90,11 +92,51 @@ def user_vectors(run: Run, checkpoint: Checkpoint) -> UserVectors:
 
 def _columns(run: Run) -> ItemColumns | None:
     try:
-        return item_columns(run.dataset)
+        return _item_columns(run.dataset)
     except DataError as error:
         # The file was there when the run prepared its data; filters are no reason to throw the training away.
         print(f"no columns of items are published: {error}", flush=True)
         return None
+
+
+def _item_columns(dataset: DatasetSpec) -> ItemColumns | None:
+    """Return the item table's features that are ids or lists of ids, read from its file; None if there are none."""
+    if dataset.items is None:
+        return None
+    chosen = {
+        name: feature
+        for name, feature in dataset.items.features.items()
+        if feature.type in ("id", "id_list") and feature.calendar is None
+    }
+    if not chosen:
+        return None
+    source = Source(beside(dataset.items.uri, dataset.uri), ids=dataset.items.id_columns)
+    names = [dataset.items.on, *(feature.column or name for name, feature in chosen.items())]
+    source.require(names)
+    kinds = {
+        name: values.id_kind(element_type(source.column_type(name)), f"{source.uri}, column '{name}'") for name in names
+    }
+    keys: list[pa.Array] = [pa.array([], _values_type(kinds[dataset.items.on]))]
+    parts: dict[str, list[pa.Array]] = {name: [] for name in chosen}
+    for chunk in source.stream(list(dict.fromkeys(names))):
+        keys.append(values.as_ids(chunk.column(names[0]), kinds[names[0]], chunk.where(names[0])).cast(keys[0].type))
+        for name, feature in chosen.items():
+            parts[name].append(_ids(chunk, feature, feature.column or name, kinds[feature.column or name]))
+    columns = {name: pa.concat_arrays(part) for name, part in parts.items() if part}
+    return ItemColumns(keys_of(pa.concat_arrays(keys)), columns) if columns else None
+
+
+def _values_type(kind: values.Kind) -> pa.DataType:
+    return pa.int64() if kind == "int" else pa.large_string()
+
+
+def _ids(chunk: values.Chunk, feature: Feature, column: str, kind: values.Kind) -> pa.Array:
+    """Return a feature's ids in a chunk: int64 or large_string, or large lists of them."""
+    if not feature.is_list:
+        return values.as_ids(chunk.column(column), kind, chunk.where(column)).cast(_values_type(kind))
+    elements, lengths = values.as_lists(chunk, column)
+    ids = values.as_ids(elements, kind, chunk.where(column)).cast(_values_type(kind))
+    return pa.LargeListArray.from_arrays(pa.array(np.append(0, np.cumsum(lengths)), pa.int64()), ids)
 
 
 def _with_rows(model: RankingModel, data: PreparedData, *, has_inputs_alone: bool) -> _Users:
@@ -142,3 +184,14 @@ def _with_histories(model: NextItemModel, data: PreparedData, length: int) -> _U
     items = keys_of(data.vocabulary(data.keys[0].table))
     keys = keys_of(data.sequences.user_ids())[numbers]
     return _Users(keys, numbers, sides, SeenLists(items, positions, starts), HISTORIES_AT_ONCE)
+
+
+def temporary_rows(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+    """Return a writable float32 array in an unnamed file, whose disk space is allocated at once.
+
+    Raises:
+        OSError: the disk is full. Without allocation, a later write to the array would crash the process instead.
+    """
+    with tempfile.TemporaryFile(dir=directory) as file:
+        os.posix_fallocate(file.fileno(), 0, max(4 * shape[0] * shape[1], 1))
+        return np.memmap(file, np.float32, "r+", shape=shape)

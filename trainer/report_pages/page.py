@@ -56,14 +56,8 @@ img{max-width:100%;height:auto}.wide{overflow-x:auto}
 class Report:
     """A report.
 
-    Attributes:
-        title: Title of the report.
-        source: The publication that the report follows, such as a paper.
-        protocol: Description of the data's split and of the models' training.
-        sections: The report's sections, in order.
-        claims: Claims with their verdicts.
-        failed: Names and errors of failed trials.
-        not_run: Titles of tables for which no trial has ended.
+    ``source``: the publication that it follows, such as a paper. ``protocol``: the data's split and the models'
+    training. ``failed``: names and errors of trials. ``not_run``: titles of tables for which no trial has ended.
     """
 
     title: str

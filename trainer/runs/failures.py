@@ -42,9 +42,6 @@ class Cancelled(Exception):
         self.reason = reason
         super().__init__(reason)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Cancelled, (self.reason,)
-
 
 class LeaseLostError(RuntimeError):
     """This attempt no longer holds the run's lease, so it must not publish or change files of the run."""

@@ -15,17 +15,7 @@ from embeddings.refresh.windows import WINDOW
 from trainer.runs.directory import Run
 from trainer.spec import JobSpec
 
-PACKAGES = (
-    "evenkeel",
-    "torch",
-    "torchrec",
-    "fbgemm-gpu",
-    "fbgemm-gpu-cpu",
-    "ray",
-    "numpy",
-    "pyarrow",
-    "triton",
-)
+PACKAGES = ("evenkeel", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu", "ray", "numpy", "pyarrow", "triton")
 ROOT = Path(__file__).resolve().parents[2]
 
 

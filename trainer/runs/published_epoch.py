@@ -18,13 +18,8 @@ def quality_of(
 ) -> dict[str, Any] | None:
     """Return the held-out metric of a published epoch; None if it was not evaluated.
 
-    The metric is that which early stopping watches.
-
-    Args:
-        history: metrics of the epochs, as trainer.training.loop writes them.
-        epoch: the published epoch, counted from 1.
-        stopping: early stopping of the job.
-        label: name of the first label if there are several; "" for a single label.
+    The metric is that which early stopping watches. ``history``: metrics of the epochs, as trainer.training.loop writes
+    them. ``epoch`` counts from 1. ``label``: name of the first label if there are several; "" for a single label.
 
     Returns:
         ``metric``, its values ``validation`` and ``test`` in the published ``epoch`` (None if not measured),

@@ -16,10 +16,8 @@ STARVED = 0.3
 class Use(NamedTuple):
     """Figures of this process; 0 where unknown.
 
-    Attributes:
-        starved: share of the processor time that its threads wanted and did not get, from 0 to 1.
-        cores: mean number of processors that its threads ran on.
-        memory_bytes: resident memory, pages shared with other processes included.
+    ``starved``: share of the processor time that its threads wanted and did not get, from 0 to 1. ``cores``: mean
+    number of processors that its threads ran on. ``memory_bytes``: resident memory, shared pages included.
     """
 
     starved: float = 0.0
@@ -32,9 +30,6 @@ class Starvation:
 
     A thread wants a processor while it runs, or waits in the run queue; a thread that sleeps wants none. On a virtual
     machine the starved share is at least the share that its host takes away.
-
-    Args:
-        proc: folder of the kernel's figures.
     """
 
     def __init__(self, proc: Path = Path("/proc")):

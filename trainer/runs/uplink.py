@@ -110,11 +110,8 @@ def service_of(run: Run) -> Iterator[Service]:
     ``run.report`` must not be None.
     """
     document = json.loads((run.directory / RUN_FILE).read_text("utf-8"))
-    service = Service(document["report"]["url"], document["report"]["token"])
-    try:
+    with contextlib.closing(Service(document["report"]["url"], document["report"]["token"])) as service:
         yield service
-    finally:
-        service.close()
 
 
 def fetch_run(directory: Path, url: str, token: str) -> None:
@@ -126,11 +123,8 @@ def fetch_run(directory: Path, url: str, token: str) -> None:
         LeaseLostError: the attempt no longer holds the run's lease.
         ServiceAwayError: the service cannot be reached.
     """
-    service = Service(url, token)
-    try:
+    with contextlib.closing(Service(url, token)) as service:
         document = service.insist("GET")
-    finally:
-        service.close()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     revoke(directory)
     write_json(directory / RUN_FILE, document)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import shutil
 from pathlib import Path
 
-from trainer.storage.cache import cache_of_host
+from trainer.storage.cache import cache_of_host, locked
 
 _held: dict[Path, int] = {}
 """Locks that this process holds until it ends."""
@@ -23,23 +22,13 @@ def working_directory(run_id: str, part: str) -> Path:
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     own = runs / f"{run_id}.lock"
     if own not in _held:
-        _held[own] = _hold(own)
+        _held[own] = locked(own, fcntl.LOCK_SH)
     for lock in runs.glob("*.lock"):
         if lock != own:
             _remove_left(lock)
     directory = runs / run_id / part
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return directory
-
-
-def _hold(lock: Path) -> int:
-    while True:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(lock)):
-                return descriptor
-        os.close(descriptor)  # another process has just removed the lock with the directory
 
 
 def _remove_left(lock: Path) -> None:

@@ -44,16 +44,7 @@ class TrialResult(NamedTuple):
 
 
 class SearchFolder:
-    """A search on disk.
-
-    Args:
-        path: the folder; made with the first use.
-
-    Attributes:
-        search: the spec of the search.
-        job: the job whose fields the trials change.
-        dataset: the job's dataset.
-    """
+    """A search on disk, in a folder that is made with the first use; trials change fields of ``job``."""
 
     def __init__(self, path: Path, search: SearchSpec, job: JobSpec, dataset: DatasetSpec):
         self.path, self.search, self.job, self.dataset = path, search, job, dataset

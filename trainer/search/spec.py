@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from trainer.launch.in_process import set_field
-from trainer.spec import DatasetSpec, JobSpec, parse_job, yaml_documents
+from trainer.spec import DatasetSpec, JobSpec, parse_job
 from trainer.spec.base import Spec
 from trainer.spec.checks.regularizers import has_validation
 from trainer.spec.label_tasks import measured_numbers, watched_metric
 from trainer.spec.problems import FieldProblem, InvalidFieldsError, SpecError, raise_if_invalid
-from trainer.spec.reading import problems_of
+from trainer.spec.reading import documents_of, parse
 
 NOT_SEARCHED = {
     "spec_version": "it says how the job is read",
@@ -99,10 +98,7 @@ def parse_search(document: Any, where: str = "search") -> SearchSpec:
     Raises:
         SpecError: A field is unknown, missing, or outside its bounds.
     """
-    try:
-        return SearchSpec.model_validate(document)
-    except ValidationError as error:
-        raise SpecError(where, problems_of(error.errors(include_url=False))) from None
+    return parse(SearchSpec, document, where)
 
 
 def load_search(path: Path) -> SearchSpec:
@@ -111,12 +107,7 @@ def load_search(path: Path) -> SearchSpec:
     Raises:
         SpecError: The file cannot be read, is not YAML, or holds no search.
     """
-    try:
-        documents = [one for one in yaml_documents.load_all(path.read_text("utf-8")) if one is not None]
-    except OSError as error:
-        raise SpecError(str(path), [FieldProblem("", f"cannot be read: {error.strerror or error}")]) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(str(path), [FieldProblem("", f"is not YAML: {error}")]) from None
+    documents = documents_of(path)
     if len(documents) != 1:
         raise SpecError(str(path), [FieldProblem("", f"holds {len(documents)} documents: a search is one mapping")])
     return parse_search(documents[0], str(path))

@@ -45,10 +45,6 @@ class Trial(tune.Trainable):
     If the search was killed, the next one continues the trial's run from its checkpoints.
     """
 
-    folder: SearchFolder
-    run: TrialRun
-    has_begun: bool
-
     def setup(self, config: dict[str, Any]) -> None:
         # All runs of this process are forked from one pool, which does their imports once.
         self._warm_pool = WarmPool()

@@ -12,14 +12,7 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.vocabulary import DistinctIds
 from trainer.data.prepare.graphs import edge_files
 from trainer.data.prepare.plan import DataPlan, make_plan
-from trainer.sizing.memory import (
-    FLOAT_BYTES,
-    RUN_BYTES,
-    RankMemory,
-    rank_memory,
-    sequence_ids,
-    size_of,
-)
+from trainer.sizing.memory import FLOAT_BYTES, RUN_BYTES, RankMemory, rank_memory, sequence_ids, size_of
 from trainer.sizing.memory_limit import arithmetic, memory_problem
 from trainer.sizing.row_shape import RowShape
 from trainer.spec import DatasetSpec, Feature, JobSpec
@@ -91,11 +84,8 @@ def estimate(
 
     If there are at most EXACT_ROWS rows, it reads the id columns once to count distinct ids.
 
-    Args:
-        job: the job.
-        dataset: its dataset.
-        gpu_bytes: memory of each rank's GPU; None: not known.
-        counts: numbers to take instead of the data's; None: the data are read.
+    ``gpu_bytes``: memory of each rank's GPU; None: not known. ``counts``: numbers to take instead of the data's; None:
+    the data are read.
 
     Raises:
         DataError: the data have an error for which the run itself would fail.

@@ -13,13 +13,9 @@ from trainer.spec import DatasetSpec, JobSpec
 class RowShape:
     """Counts of a row's inputs, other than ids, that determine the sizes of models and batches.
 
-    Attributes:
-        num_labels: number of labels of a row; models with several labels have a tower for each.
-        num_dense: number of numeric inputs, including the columns of vectors with ``mode: as_given``.
-        vectors: projected vectors.
-        item_fields: number of features in the item table that are ids or projected vectors.
-        item_numbers: number of numeric inputs in the item table.
-        published_table: the table whose rows are published, if any.
+    ``num_dense`` counts the columns of vectors with ``mode: as_given`` too; ``vectors`` are the projected ones.
+    ``item_fields``: number of features in the item table that are ids or projected vectors. ``item_numbers``: number of
+    numeric inputs in the item table. ``published_table``: the table whose rows are published, if any.
     """
 
     num_labels: int = 1

@@ -145,11 +145,8 @@ def watched_metric(job: JobSpec, dataset: DatasetSpec) -> str | None:
 def best_by(measured: Iterable[str], label: str = "") -> str | None:
     """Return the metric that early stopping watches if it names none: NDCG among all items, if it is measured.
 
-    Otherwise the first of WATCHED_METRICS, otherwise the first ranking metric; None if there is none.
-
-    Args:
-        measured: Names of metrics.
-        label: Name of the metrics' label if there are several labels.
+    Otherwise the first of WATCHED_METRICS, otherwise the first ranking metric; None if there is none. ``label``: name
+    of the metrics' label if there are several labels.
     """
     names = list(measured)
     rankings = (name for name in names if name not in POINTWISE and re.match(METRIC_PATTERN, name))

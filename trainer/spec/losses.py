@@ -108,13 +108,7 @@ LOSSES: dict[str, Loss] = {
         of_labels=True,
     ),
     "exponential": Loss(
-        VALUE_METRICS,
-        VALUE_METRICS,
-        ("prediction",),
-        of_values=True,
-        is_log=True,
-        least_label=0.0,
-        of_labels=True,
+        VALUE_METRICS, VALUE_METRICS, ("prediction",), of_values=True, is_log=True, least_label=0.0, of_labels=True
     ),
     "sampled_softmax": Loss(ORDER_METRICS, ("auc",), ("score",)),
     "bpr": Loss((*ORDER_METRICS, "logloss"), DEFAULT_METRICS, ("score",)),

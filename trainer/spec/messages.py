@@ -10,8 +10,7 @@ from pydantic import Field, StringConstraints
 from trainer.spec.base import Column, Spec
 
 ColumnType = Annotated[
-    str,
-    StringConstraints(pattern=r"^(int64|float64|string|bool|timestamp|list<(int64|float64|string)>)$"),
+    str, StringConstraints(pattern=r"^(int64|float64|string|bool|timestamp|list<(int64|float64|string)>)$")
 ]
 """Type of a column's values: ``timestamp`` is ISO 8601 in JSON."""
 Variable = Annotated[str, StringConstraints(pattern=r"^EVENKEEL_KAFKA_[A-Z0-9_]{1,200}$")]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from embeddings.optim.base import RowOptimizer
+from embeddings.optim.lr_schedules import Constant, Cosine, LinearWarmup, Schedule, StepDecay
 from embeddings.optim.registry import KINDS
 from trainer.spec.base import Positive, Spec, later
 from trainer.spec.problems import FieldProblem, raise_if_invalid
@@ -133,3 +135,34 @@ class DenseOptimizer(Spec):
     learning_rate: float = Field(default=0.001, ge=0.0, allow_inf_nan=False)
     schedule: LearningRateSchedule = LearningRateSchedule()
     weight_decay: float = later(0.0, ge=0.0, allow_inf_nan=False)
+
+
+def schedule_of(spec: LearningRateSchedule) -> Schedule:
+    """Return the schedule as :mod:`embeddings.optim.lr_schedules` implements it.
+
+    Raises:
+        ValueError: That module refuses the settings.
+    """
+    warmup = (spec.warmup_steps, spec.start_factor)
+    if spec.kind == "linear_warmup":
+        return LinearWarmup(*warmup)
+    if spec.kind == "cosine":
+        return Cosine(*warmup, decay_steps=spec.decay_steps or 0, final_factor=spec.final_factor)
+    if spec.kind == "step":
+        return StepDecay(*warmup, every_steps=spec.every_steps or 0, gamma=spec.gamma)
+    return Constant()
+
+
+def row_optimizer(spec: Optimizer, alpha: float | None, epoch_steps: int | None = None) -> RowOptimizer:
+    """Return the optimizer of the embedding tables; settings that its kind does not have are not used.
+
+    ``alpha``: the value of ``spec.alpha`` as a number; None for kinds without it. ``epoch_steps``: number of steps in
+    an epoch of the tables' first training, for ``decay: by_epoch``.
+
+    Raises:
+        ValueError: The settings do not go together.
+    """
+    kind = KINDS[spec.kind]
+    settings = spec.model_dump() | {"schedule": schedule_of(spec.schedule), "alpha": alpha}
+    settings["epoch_steps"] = epoch_steps if spec.decay == "by_epoch" else None
+    return kind.optimizer(**{name: value for name, value in settings.items() if kind.takes(name)})

@@ -46,8 +46,7 @@ class Gate(Spec):
         ),
     ) | {
         "promote": Removed(
-            "no rule is needed to end a row of held refreshes",
-            "leave it out: publish.gate.when_stuck has replaced it",
+            "no rule is needed to end a row of held refreshes", "leave it out: publish.gate.when_stuck has replaced it"
         )
     }
 
@@ -150,7 +149,7 @@ class Evidence(Spec):
     """
 
     removed: ClassVar[dict[str, Removed]] = {
-        "align_half_count": Removed("it changed mean cosines by .01 at most", "leave it out"),
+        "align_half_count": Removed("it changed mean cosines by .01 at most", "leave it out")
     }
 
     min_count: int = Field(default=5, ge=0, le=1_000_000)

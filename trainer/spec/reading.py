@@ -105,7 +105,7 @@ def parse_dataset(document: Any, where: str = "dataset") -> DatasetSpec:
         >>> list(log.features)
         ['user', 'item']
     """
-    return _parse(DatasetSpec, document, where)
+    return parse(DatasetSpec, document, where)
 
 
 def parse_job(document: Any, where: str = "job", *, stored: bool = False) -> JobSpec:
@@ -130,7 +130,7 @@ def parse_job(document: Any, where: str = "job", *, stored: bool = False) -> Job
         ...
         trainer.spec.problems.SpecError: job: epochs: Input should be greater than or equal to 1
     """
-    return _parse(JobSpec, with_former_defaults(document) if stored else document, where, stored)
+    return parse(JobSpec, with_former_defaults(document) if stored else document, where, stored)
 
 
 def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None]:
@@ -146,16 +146,9 @@ def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None
         ('clicklog', 'dnn')
     """
     where = str(path)
-    try:
-        parsed = yaml_documents.load_all(Path(path).read_text("utf-8"))
-        documents = [document for document in parsed if document is not None]
-    except OSError as error:
-        raise SpecError(where, [FieldProblem("", f"cannot be read: {error.strerror or error}")]) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(where, [FieldProblem("", f"is not YAML: {error}")]) from None
     dataset: DatasetSpec | None = None
     job: JobSpec | None = None
-    for document in documents:
+    for document in documents_of(Path(path)):
         if not isinstance(document, dict):
             raise SpecError(where, [FieldProblem("", "a spec is a mapping of fields; see examples/")])
         if "model" in document or "spec_version" in document:
@@ -171,10 +164,25 @@ def load_documents(path: Path | str) -> tuple[DatasetSpec | None, JobSpec | None
     return dataset, job
 
 
+def documents_of(path: Path) -> list[Any]:
+    """Return the documents of a YAML file that are not empty.
+
+    Raises:
+        SpecError: The file cannot be read, or is not YAML.
+    """
+    try:
+        return [one for one in yaml_documents.load_all(path.read_text("utf-8")) if one is not None]
+    except OSError as error:
+        raise SpecError(str(path), [FieldProblem("", f"cannot be read: {error.strerror or error}")]) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(str(path), [FieldProblem("", f"is not YAML: {error}")]) from None
+
+
 SpecType = TypeVar("SpecType", bound=Spec)
 
 
-def _parse(kind: type[SpecType], document: Any, where: str, stored: bool = False) -> SpecType:
+def parse(kind: type[SpecType], document: Any, where: str, stored: bool = False) -> SpecType:
+    """Return the spec that ``document`` describes; SpecError names ``where`` and each field that is wrong."""
     try:
         return kind.model_validate(document, context={STORED: stored})
     except ValidationError as error:

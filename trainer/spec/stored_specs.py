@@ -82,8 +82,7 @@ class StoredJob:
 def best_epoch(job: Mapping[str, Any]) -> int | None:
     """Return a job's best epoch by the metric of the validation rows that early stopping watches; None without one.
 
-    Args:
-        job: A job as the service shows it, with ``metrics`` and ``spec``.
+    ``job`` is as the service shows it, with ``metrics`` and ``spec``.
     """
     rows = [row for row in job.get("metrics") or [] if row.get("split") == "validation"]
     names = list(dict.fromkeys(name for row in rows for name in row))

@@ -161,13 +161,7 @@ class HostCache:
     def _fetching(self, content: FileContent) -> Iterator[Path]:
         """Yield the lock file of an incoming file; other processes that want the same file wait for it."""
         path = self._incoming / content.sha256
-        while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                    break
-            os.close(descriptor)  # the file of a finished process, which has removed it
+        descriptor = locked(path, fcntl.LOCK_EX)
         try:
             yield path
         finally:
@@ -222,6 +216,17 @@ class HostCache:
                     path.unlink()
                 finally:
                     os.close(descriptor)
+
+
+def locked(path: Path, operation: int) -> int:
+    """Return the descriptor of a file that exists and is locked by ``operation`` of flock; make it if needed."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, operation)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)  # another process has just removed it
 
 
 def _there(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:

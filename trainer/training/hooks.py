@@ -25,15 +25,11 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Callbacks of a training.
+    """Callbacks of a training; ``save``, ``save_best`` and ``load_best`` are collective.
 
-    Args:
-        emit: writes an event.
-        should_stop: returns the reason if this rank is to stop, else None.
-        save: writes a checkpoint (collective).
-        save_best: writes a separate checkpoint after an epoch that is the best so far (collective).
-        load_best: restores the model that ``save_best`` wrote last, and returns its position; None if it wrote none
-            (collective).
+    ``should_stop`` returns the reason if this rank is to stop, else None. ``save_best`` writes a separate checkpoint
+    after an epoch that is the best so far. ``load_best`` restores the model that it wrote last, and returns its
+    position; None if it wrote none.
     """
 
     emit: Emit = lambda kind, **fields: None

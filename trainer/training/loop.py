@@ -31,7 +31,7 @@ from trainer.runs.events import phase
 from trainer.runs.failures import Cancelled, NonFiniteError
 from trainer.runs.starvation import Starvation
 from trainer.spec import JobSpec
-from trainer.spec.lr_schedule import schedule_of
+from trainer.spec.optimizer import schedule_of
 from trainer.spec.regularizers import EarlyStopping
 from trainer.training.dense_parameters import clip, non_finite_parameters
 from trainer.training.hooks import Hooks, Resumed
@@ -53,37 +53,16 @@ HELD_OUT = ("validation", "test")
 
 
 class Trainer:
-    """One rank's training: its model, its position in the data, and the methods of the training loop."""
+    """One rank's training: its model, its position in the data, and the methods of the training loop.
 
-    # what is trained, on what
-    job: JobSpec
-    data: PreparedData
-    sharded: ShardedModel
-    dense_optimizer: torch.optim.Optimizer | None
-    splits: tuple[str, ...]
+    ``save_asked``: True if the ranks have agreed that a checkpoint is due by time (``checkpoint_seconds``), at any
+    step. ``waited_seconds``: time that steps of this attempt waited for their batches. ``starved``: share of the
+    processor time that the rank with the least wanted and did not get (trainer.runs.starvation). ``cores``,
+    ``memory_bytes``: processors and resident memory that the ranks use, summed over them; 0 if unknown.
 
-    # where
-    rank: int
-    world_size: int
-    device: torch.device
-
-    # how far
-    position: Position
-    steps_per_epoch: int
-    num_steps: int
-    history: list[dict[str, Any]]
-    stop_asked: bool
-    save_asked: bool
-    """True if the ranks have agreed that a checkpoint is due by time (``checkpoint_seconds``), at any step."""
-    waited_seconds: float
-    """Seconds that steps of this attempt waited for their batches."""
-    starved: float
-    """Share of the processor time that the rank with the least wanted and did not get (trainer.runs.starvation)."""
-    cores: float
-    memory_bytes: float
-    """Processors and resident memory that the ranks use, summed over them; 0 if unknown."""
-
-    hooks: Hooks
+    Without ``resumed`` it begins at the first step; ``device`` None: the CPU; without ``dynamic_rows`` no id of a
+    dynamic table has a row yet.
+    """
 
     def __init__(
         self,
@@ -97,23 +76,12 @@ class Trainer:
         device: torch.device | None = None,
         dynamic_rows: DynamicRows | None = None,
     ):
-        """Set up a rank's training.
-
-        Args:
-            job: the job's spec.
-            data: the job's prepared data.
-            sharded: the job's model.
-            dense_optimizer: optimizer of the parameters outside embedding tables; None if there are none.
-            resumed: position and metrics to continue from; None: the beginning.
-            hooks: callbacks for events, stopping and checkpoints; None: none.
-            device: device of the model; None: the CPU.
-            dynamic_rows: map from ids to rows of dynamic tables; None: a new one, in which no id has a row.
-        """
         self.job, self.data, self.sharded, self.dense_optimizer = job, data, sharded, dense_optimizer
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.device = device or torch.device("cpu")
         going_on = resumed or Resumed()
-        self.position, self.history = going_on.position, list(going_on.history)
+        self.position: Position = going_on.position
+        self.history = list(going_on.history)
         self._know_rows(Place.of_json(self.position.place))
         self.stop_asked = self.save_asked = False
         self._saved_at = time.monotonic()
@@ -286,9 +254,6 @@ class Trainer:
         The norm is 0 unless the job clips gradients or ``with_norm`` is True. The ranks also agree whether to stop and
         whether to save (``stop_asked``, ``save_asked``), and what they use and lack (``starved``, ``cores``,
         ``memory_bytes``).
-
-        Raises:
-            NonFiniteError: on every rank, if on any the loss or a gradient is not finite.
         """
         tables = list(self.sharded.tables)
         bad = set(self.sharded.non_finite_tables())
@@ -435,11 +400,7 @@ class Trainer:
             )  # fmt: skip
 
     def _decided(self, stopping: EarlyStopping) -> Decision:
-        """Return rank 0's decision on every rank: only rank 0 has the metrics.
-
-        Raises:
-            ValueError: on every rank, where rank 0 raises it.
-        """
+        """Return rank 0's decision on every rank: only rank 0 has the metrics."""
         shared: list[Any] = [None]
         if self.rank == 0:
             try:
@@ -450,8 +411,7 @@ class Trainer:
             dist.broadcast_object_list(shared, 0)
         if isinstance(shared[0], ValueError):
             raise shared[0]
-        decision: Decision = shared[0]
-        return decision
+        return shared[0]
 
     def evaluate(self, split: str, sample_users: int | None = None) -> dict[str, Any]:
         """Return the model's exact metrics over the whole split as {name: value} on rank 0, {} elsewhere. Collective.

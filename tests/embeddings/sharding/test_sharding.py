@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.support.gathered import gather_table
 from embeddings.embedding_tables import EmbeddingTables
 from embeddings.optim import SGD, Adagrad, AdamAR, RMSprop, RowwiseAdamAR
 from embeddings.sse.config import SSEConfig
@@ -319,7 +320,7 @@ def two_tables_of_a_feature(plan):
     found = {name: block.detach() for name, block in sharded.module(features).items()}
     rows = {}
     for name in ("item", "bias"):
-        whole = sharded.gather_table(name)
+        whole = gather_table(sharded, name)
         rows[name] = None if whole is None else whole.rows
     return found, rows
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.support import forked
 from trainer.checkpoint import async_writer
 from trainer.checkpoint import format as checkpoint_format
-from trainer.checkpoint.async_writer import STAGED_COPIES, BackgroundSaver
+from trainer.checkpoint.async_writer import BackgroundSaver
 from trainer.checkpoint.format import Checkpoint, CheckpointError, TableShard, latest_valid, save
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
@@ -64,8 +64,7 @@ def test_it_is_of_the_moment_it_was_asked_for(tmp_path, held):
         assert latest_valid(tmp_path / "async") is None
         held.set()
         assert saver.wait() == tmp_path / "async" / "step-000000000005"
-        assert saver.staged_bytes == STAGED_COPIES * shard.nbytes
-        assert (saver.num_saves, saver.total_stall_seconds) == (1, saver.stall_seconds)
+        assert saver.staged_bytes == shard.nbytes
     found = latest_valid(tmp_path / "async")
     assert_same(everything(found), expected)
     assert found.extra == {"history": [1]}

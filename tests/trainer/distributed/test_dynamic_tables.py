@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.support.gathered import gather_table
 from embeddings.store import open_store
 from tests.support import forked
 from tests.support.trained_runs import lead, run_of
@@ -84,7 +85,7 @@ def log(tmp_path_factory):
 
 def by_id(data, trainer, decay=True):
     """What each item that has a row has in it."""
-    table = trainer.sharded.gather_table("item", decay)
+    table = gather_table(trainer.sharded, "item", decay)
     if table is None:
         return None
     if "item" not in trainer.dynamic_rows.ids:
@@ -324,7 +325,7 @@ def test_a_warm_start_goes_on_with_ids_rows_and_steps(run, small, tmp_path):
         for parent_rows in (None, rows_of_parent(job, data)):
             begun = build(job, data, alpha=before.extra["alpha"])
             begun.load_from(before, parent_rows=parent_rows)
-            first.append(begun.gather_table("item").rows)
+            first.append(gather_table(begun, "item").rows)
         assert torch.equal(*first)
         assert first[0].any()
     assert maps[1].step == maps[0].step + data.steps_per_epoch == int(now.extra["completed_steps"])

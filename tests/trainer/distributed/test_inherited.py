@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks.support.gathered import gather_table
 from embeddings.store import open_store
 from trainer.checkpoint.format import latest_valid
 from trainer.checkpoint.record import TrainingRecord
@@ -318,7 +319,7 @@ def load(runs, parent, job):
         rows = {name: torch.arange(count) for name, count in inherited.tables.items()}
         sharded.load_from(inherited, dense_optimizer=dense_optimizer(job, sharded), parent_rows=rows)
         (piece,) = (one for one in sharded.local_pieces() if one.name == "user")
-        return {name: sharded.gather_table(name).rows for name in rows}, piece.tables.state("user")
+        return {name: gather_table(sharded, name).rows for name in rows}, piece.tables.state("user")
 
 
 def test_moments_of_common_parameters_go_on_and_new_ones_have_none(runs):

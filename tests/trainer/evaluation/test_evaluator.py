@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks.support.gathered import gather_table
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
 from trainer.distributed.build import build
@@ -108,7 +109,7 @@ def test_figures_are_those_of_the_model_s_scores(run_of, split_rows):
     assert sum(row["rows"] for row in found["calibration"]) == pytest.approx(len(test))
     counts = train.item.value_counts()
     rows = {item: row + 2 for row, item in enumerate(trainer.data.vocabulary("item").to_pylist())}
-    vectors = trainer.sharded.gather_table("item").rows.double()
+    vectors = gather_table(trainer.sharded, "item").rows.double()
     for bucket in found["frequency_buckets"]:
         if bucket["bucket"] == 0:
             own = ~test.item.isin(counts.index)
@@ -154,7 +155,7 @@ def test_buckets_of_a_model_that_takes_rows_unpooled(small, tmp_path):
     sharded = build(job, data, alpha=ALPHA)
     sharded.eval()
     found = Evaluator(job, data, sharded.module).evaluate("test")["frequency_buckets"]
-    norms = sharded.gather_table("item").rows.double().norm(dim=1).numpy()
+    norms = gather_table(sharded, "item").rows.double().norm(dim=1).numpy()
     counts = data.row_counts("item")
     seen = [bucket for bucket in found if bucket["bucket"]]
     assert len(seen) >= 4

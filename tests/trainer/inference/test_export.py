@@ -24,7 +24,6 @@ from trainer.inference.export import dense_part, export, main
 from trainer.inference.exported_model import Exported
 from trainer.inference.manifest import SealError, seal
 from trainer.inference.predict import Predictor
-from trainer.inference.scorer import is_sequence
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
 from trainer.models.registry import MODELS
@@ -164,7 +163,7 @@ def rows_for(run) -> pa.Table:
     items = rows["item"].to_pylist()
     items[3] = 10**9
     lists = [items[max(0, number - number % 7) : number] for number in range(NUM_ROWS)]
-    if is_sequence(run.job):
+    if run.job.model.reads_sequences:
         return pa.table({"item": pa.array(lists, pa.list_(pa.int64()))})
     columns = rows.set_column(1, "item", pa.array(items, pa.int64())).drop(["pos", "click"])
     return columns.append_column("history", pa.array(lists, pa.list_(pa.int64())))
@@ -184,7 +183,7 @@ def test_what_is_exported_scores_as_the_run_does(trained, exported, kind):
     rows = rows_for(run)
     expected, found = Predictor(run.directory, k=5).predict(rows), Exported(out, k=5).predict(rows)
     assert found.schema.equals(expected.schema)
-    if is_sequence(run.job):
+    if run.job.model.reads_sequences:
         for mine, theirs in zip(found["scores"].to_pylist(), expected["scores"].to_pylist(), strict=True):
             # Attention and layer norms are sums of float32 in another order.
             np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=2e-6)

@@ -17,8 +17,8 @@ from tests.trainer.launch import stand_in_device
 from tests.trainer.launch.stand_in_device import NAME, StandIn, StandInKernel, StandInModuleKernel
 from trainer.distributed import build, planner
 from trainer.launch import worker
-from trainer.launch.on_host import leave
 from trainer.models.layers import fused
+from trainer.runs.protocol import leave
 from trainer.training import dense_parameters
 
 tables_kernel, planned = embedding_tables.kernel_of, planner.Topology

@@ -97,7 +97,7 @@ def test_the_heart_beats_until_the_end(make_run, small, monkeypatch):
     monkeypatch.setattr(driver, "HEARTBEAT_SECONDS", 0.001)
     run = make_run()
     events = EventWriter(run.directory)
-    with driver._heartbeat(driver._Attempt(run, events, lambda *told, **more: None)):
+    with driver._heartbeat(driver._Attempt(run, events, lambda *told, **more: None, None)):
         deadline = time.monotonic() + 300
         while len(small.events(run.directory, "heartbeat")) < 3:
             assert time.monotonic() < deadline

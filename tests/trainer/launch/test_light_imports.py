@@ -22,7 +22,7 @@ print("collects", gc.isenabled())
 print("imported", sorted(set(sys.modules) & {set(HEAVY)!r}))
 import tensordict
 print("the real one", hasattr(tensordict, "stack"))
-from trainer.launch.on_host import leave
+from trainer.runs.protocol import leave
 leave(code)
 """
 

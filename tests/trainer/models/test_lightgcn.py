@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks.support.gathered import gather_table
 from tests.trainer.trainings import trainer_of
 from trainer.data.prepare.preparation import prepare
 from trainer.launch.on_host import single_rank_group
@@ -58,7 +59,7 @@ def test_a_job_learns_and_scores_by_propagated_rows(halves, tmp_path, loss):
         trainer.train()
         model, batch = trainer.sharded.eval().module, next(iter(data.eval_batches("test", 8)))
         found = model(batch.features)
-        tables = [trainer.sharded.gather_table(name).rows.double() for name in ("user", "item")]
+        tables = [gather_table(trainer.sharded, name).rows.double() for name in ("user", "item")]
         trainer.sharded.train()
         trainer.sharded.set_context(trainer.position.step + 1, 0, 64)
         trained = model.loss(next(iter(data.train_batches(0, 0, 0, 1))))

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from benchmarks.support.gathered import gather_table
 from embeddings.vectors.item_vectors import unit_rows
 from tests.trainer.trainings import differ, snapshot, train_in_parts, train_on_ranks, trainer_of
 from trainer.checkpoint.format import latest_valid
@@ -118,7 +119,7 @@ def test_numeric_features_are_read(log, small, tmp_path, kind):
     with single_rank_group():
         sharded = build(job, PreparedData.open(run.data), alpha=job.optimizer.alpha)
         sharded.load_from(latest_valid(run.checkpoints))
-        moved = sharded.gather_table("user").rows.abs().amax(1)
+        moved = gather_table(sharded, "user").rows.abs().amax(1)
     assert (moved > 0).float().mean() > 0.9
     # Chance is .5 with a standard deviation of .035; the probability itself has .83.
     assert small.metrics(run.directory, "test")[-1]["auc"] > 0.75
@@ -166,7 +167,7 @@ def test_mf_publishes_its_vectors_without_the_bias(log, small, tmp_path):
     with single_rank_group():
         sharded = build(job, PreparedData.open(run.data), alpha=job.optimizer.alpha)
         sharded.load_from(checkpoint)
-        rows = sharded.gather_table("item", decay=False).rows
+        rows = gather_table(sharded, "item", decay=False).rows
         labels = PreparedData.open(run.data).labels("train")
         assert sharded.module.mu.item() == pytest.approx(np.log(labels.mean() / (1 - labels.mean())), rel=1e-6)
     assert rows.shape[1] == 5
@@ -190,7 +191,7 @@ def test_click_models_publish_the_rows_of_a_feature_and_go_on_from_them(log, sma
     with single_rank_group():
         sharded = build(job, PreparedData.open(first.data), alpha=job.optimizer.alpha)
         sharded.load_from(checkpoint)
-        rows = sharded.gather_table(feature, decay=False).rows
+        rows = gather_table(sharded, feature, decay=False).rows
     assert rows.shape[1] == (5 if kind == "deepfm" else 4)
     order = np.argsort(PreparedData.open(first.data).vocabulary(feature).to_numpy(), kind="stable")
     np.testing.assert_array_equal(vectors.vectors, rows[2:, :4].numpy()[order])

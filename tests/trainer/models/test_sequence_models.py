@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
+from benchmarks.support.gathered import gather_table
 from tests.support.model_specs import model_spec, table_columns
 from tests.support.models import make_model
 from tests.trainer.trainings import differ, snapshot, train_in_parts, train_on_ranks, trainer_of
@@ -553,7 +554,7 @@ def test_a_run_publishes_the_vectors_that_it_trained_and_the_next_goes_on(rounds
     with single_rank_group():
         sharded = build(job, PreparedData.open(run.data), alpha=None)
         sharded.load_from(latest_valid(run.checkpoints))
-        rows = sharded.gather_table("item", decay=False).rows
+        rows = gather_table(sharded, "item", decay=False).rows
     assert (len(vectors), vectors.dim) == (NUM_ITEMS, 8)
     np.testing.assert_array_equal(vectors.vectors, rows[2:, :8].numpy())
     assert vectors.evidence.all()

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.support.gathered import gather_table
 from tests.trainer.trainings import trainer_of
 from trainer.checkpoint.format import latest_valid
 from trainer.checkpoint.record import Position
@@ -135,7 +136,7 @@ def train_on_ranks(directory, document, num_steps, plan):
     for batch, _ in zip(trainer.batches(), range(num_steps), strict=False):
         trainer.train_step(batch)
     assert trainer.sharded.plan() == plan
-    tables = {name: trainer.sharded.gather_table(name) for name in ("user", "item")}
+    tables = {name: gather_table(trainer.sharded, name) for name in ("user", "item")}
     return {name: whole.rows for name, whole in tables.items()} if dist.get_rank() == 0 else None
 
 

@@ -11,8 +11,7 @@ from torchrec import JaggedTensor, KeyedTensor
 from tests.support.model_specs import model_spec, table_columns
 from trainer.data.batches.keys import Key
 from trainer.data.columns.vectors import Vector
-from trainer.models.base import ModelInputs
-from trainer.models.layers.vector_fields import VectorFields
+from trainer.models.base import ModelInputs, VectorFields
 from trainer.models.registry import MODELS
 from trainer.models.several_labels import SeveralLabelsModel
 from trainer.spec.label_tasks import LabelTask

@@ -21,7 +21,7 @@ from tests.trainer.item_tables import (
 from trainer.checkpoint.format import latest_valid
 from trainer.data.batches.prepared import PreparedData
 from trainer.distributed.build import build
-from trainer.distributed.item_tower import tower_outputs
+from trainer.distributed.towers import tower_outputs
 from trainer.inference.export import export
 from trainer.inference.exported_model import Exported
 from trainer.inference.predict import Predictor

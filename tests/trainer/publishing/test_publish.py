@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from benchmarks.support.gathered import gather_table
 from embeddings.refresh.settings import Settings
 from embeddings.store import open_store
 from embeddings.vectors.item_vectors import CARRIED, FOUND, UNCERTAIN, ItemVectors
@@ -53,7 +54,7 @@ def gathered(run, decay: bool):
     with single_rank_group():
         sharded = build(run.job, PreparedData.open(run.data), alpha=checkpoint.extra["alpha"])
         sharded.load_from(checkpoint)
-        table = sharded.gather_table("item", decay=decay)
+        table = gather_table(sharded, "item", decay=decay)
     return table.rows[2:, : run.job.model.embedding_dim].numpy(), table.last_update_step[2:].numpy()
 
 

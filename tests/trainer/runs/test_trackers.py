@@ -27,7 +27,7 @@ from trainer.launch.driver import execute
 from trainer.runs.directory import Run, read_run, write_run
 from trainer.runs.events import EventWriter
 from trainer.runs.protocol import EXIT_SUCCEEDED
-from trainer.runs.trackers import follow, process
+from trainer.runs.trackers import base, follow
 from trainer.runs.trackers.base import parameters_of, points_of
 from trainer.runs.trackers.follow import Follower
 from trainer.spec import SpecError
@@ -128,12 +128,12 @@ def test_a_follower_that_hangs_is_killed(make_run, monkeypatch, capfd):
     """Another follower of the run has not ended: the second waits for it."""
     import fcntl
 
-    monkeypatch.setattr(process, "LAST_WORDS_SECONDS", 0.1)
-    monkeypatch.setattr(process, "_START_SECONDS", 0.1)
+    monkeypatch.setattr(base, "LAST_WORDS_SECONDS", 0.1)
+    monkeypatch.setattr(base, "_START_SECONDS", 0.1)
     run = make_run(tracking=[TENSORBOARD])
     with open(run.directory / follow.LOCK_FILE, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with process.tracked(run):
+        with base.tracked(run):
             pass
     assert "did not end and was killed" in capfd.readouterr().err
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.support.gathered import gather_table
 from embeddings.store import open_store
 from tests.support import forked
 from tests.support.trained_runs import run_of
@@ -369,7 +370,7 @@ def follow_on_ranks(directory, dataset, job, folder):
     trainer.train()
     if rank == 0:
         writer.join()
-    rows = {name: trainer.sharded.gather_table(name) for name in data.tables}
+    rows = {name: gather_table(trainer.sharded, name) for name in data.tables}
     state = {name: ids.state() for name, ids in trainer.dynamic_rows.ids.items()}
     found = {name: one.rows for name, one in rows.items()} if rank == 0 else None
     return found, state, trainer.position.place, trainer.history

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.support.gathered import gather_table
 from tests.support import forked
 from tests.support.trained_runs import run_of
 from tests.trainer.training.test_following import PUBLISH, job_of, lead_and_die, occurrences, rows_of, served
@@ -200,7 +201,7 @@ def follow_on_ranks(directory, dataset, job):
     data = OnePassData.of(directory, dataset, job)
     trainer = trainer_of(job, data, backend="reference", dtype=torch.float64)
     trainer.train()
-    rows = {name: trainer.sharded.gather_table(name) for name in data.tables}
+    rows = {name: gather_table(trainer.sharded, name) for name in data.tables}
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     found = {name: one.rows for name, one in rows.items()} if is_first else None
     return found, {name: ids.state() for name, ids in trainer.dynamic_rows.ids.items()}, trainer.position.place

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.support.gathered import gather_table
 from tests.trainer.trainings import differ, snapshot, train_in_parts, trainer_of
 from trainer.data.batches.prepared import PreparedData
 from trainer.data.prepare.preparation import prepare
@@ -353,9 +354,9 @@ def test_a_row_that_idles_across_the_cut_decays_as_if_there_were_none(make_run, 
     ]
     idle = ((last > 0) & (last <= 15)).nonzero()[:, 0]
     assert len(idle) > 0  # or this test shows nothing
-    rows = [trainer.sharded.gather_table("item").rows for trainer in (whole, parts)]
+    rows = [gather_table(trainer.sharded, "item").rows for trainer in (whole, parts)]
     assert torch.equal(*rows)
-    undecayed = parts.sharded.gather_table("item", decay=False).rows
+    undecayed = gather_table(parts.sharded, "item", decay=False).rows
     assert bool((rows[1][idle].norm(dim=1) < undecayed[idle].norm(dim=1)).all())
 
 

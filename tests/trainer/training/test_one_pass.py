@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.support.gathered import gather_table
 from embeddings.store import open_store
 from tests.support import forked
 from tests.support.trained_runs import lead, run_of
@@ -121,7 +122,7 @@ def train_on_ranks(directory, dataset, job, num_steps):
     trainer.sharded.train()
     for parts, _ in zip(trainer.batches(), range(num_steps), strict=False):
         trainer.train_step(parts)
-    rows = {name: trainer.sharded.gather_table(name) for name in data.tables}
+    rows = {name: gather_table(trainer.sharded, name) for name in data.tables}
     metrics = trainer.evaluate("test")
     state = {name: ids.state() for name, ids in trainer.dynamic_rows.ids.items()}
     place = trainer.position.place

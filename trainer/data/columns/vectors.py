@@ -6,7 +6,7 @@ an infinite number or one beyond float32; it is reported like other bad values.
 A batch has one float32 block of numbers, [b, n]. In this order, it holds the numeric features of the rows, their
 unprojected vectors, the numeric features and unprojected vectors of the item table, and the projected vectors of the
 rows, then of the item table. Models read all but the projected vectors as numbers, and project the rest
-(:class:`trainer.models.layers.vector_fields.VectorFields`).
+(:class:`trainer.models.base.VectorFields`).
 """
 
 from __future__ import annotations

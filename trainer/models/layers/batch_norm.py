@@ -23,25 +23,18 @@ class BatchNorm(nn.Module):
     likewise the variance, from n / (n - 1) Var[x]. The running moments are buffers, so that checkpoints contain them.
     With micro-batches each part is normalised by its own moments, and updates the running moments.
 
-    Args:
-        affine: True for parameters gamma (initially 1) and beta (initially 0), each [width].
-        momentum: weight of the newest batch in the running moments.
+    ``affine``: True for parameters gamma (initially 1) and beta (initially 0), each [width].
     """
 
     running_mean: Tensor
     running_variance: Tensor
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        affine: bool = True,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-        dtype: torch.dtype = torch.float32,
-    ):
+    momentum = 0.1
+    """Weight of the newest batch in the running moments."""
+
+    def __init__(self, width: int, *, affine: bool = True, eps: float = 1e-5, dtype: torch.dtype = torch.float32):
         super().__init__()
-        self.momentum, self.eps = momentum, eps
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(width, dtype=dtype)) if affine else None
         self.bias = nn.Parameter(torch.zeros(width, dtype=dtype)) if affine else None
         self.register_buffer("running_mean", torch.zeros(width, dtype=dtype))

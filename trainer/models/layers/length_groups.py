@@ -38,9 +38,7 @@ def length_groups(lengths: Tensor, total: int) -> list[LengthGroup]:
     Lists at most half as long as the longest of a group go to the next group, if that saves enough padding. On a GPU
     all lists are in one group, because reading lengths would wait for the GPU.
 
-    Args:
-        lengths: lengths of the lists, int64 [b].
-        total: sum of the lengths.
+    ``lengths``: of the lists, int64 [b]. ``total``: their sum.
     """
     if lengths.device.type == "cuda":
         return [one_group(lengths, total)]

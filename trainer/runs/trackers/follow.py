@@ -13,15 +13,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from trainer.runs.directory import Run, read_run
 from trainer.runs.events import TERMINAL_STATES, read_events
-from trainer.runs.trackers.base import Tracker, TrackerUnusableError, points_of, tags_of
+from trainer.runs.protocol import leave
+from trainer.runs.trackers.base import LAST_WORDS_SECONDS, Tracker, TrackerUnusableError, points_of, tags_of
 from trainer.runs.trackers.mlflow import MLflowTracker
-from trainer.runs.trackers.process import LAST_WORDS_SECONDS
 from trainer.runs.trackers.tensorboard import TensorBoardTracker
 from trainer.runs.trackers.wandb import WandbTracker
 
@@ -48,6 +48,8 @@ class Follower:
     def __init__(self, run: Run, spec: Any, last_words_seconds: float = LAST_WORDS_SECONDS):
         self.run, self.spec, self.last_words_seconds = run, spec, last_words_seconds
         self._tracker: Tracker | None = None
+        self._state: str | None = None
+        self._tags: dict[str, str] = {}
 
     def follow(self, ended: threading.Event) -> None:
         """Send points until the run has ended and all points are sent, or the tracker is given up."""
@@ -123,21 +125,18 @@ class Follower:
     def _say(self, line: str) -> None:
         print(f"tracking: {line}", file=sys.stderr, flush=True)
 
-    _last: dict[str, int]
-    _offset: int
-    _state: str | None
-    _tags: dict[str, str]
-
 
 def main(directory: Path) -> None:
     """Follow the run until its driver reports its end by a line on stdin, or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C on a terminal is for the driver
     run, parent, ended = read_run(directory), os.getppid(), threading.Event()
     threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
-    with _alone(directory):
-        followers = [threading.Thread(target=Follower(run, spec).follow, args=(ended,)) for spec in run.job.tracking]
+    with open(directory / LOCK_FILE, "ab") as lock:
+        # Two followers would send points twice: the process of an earlier attempt may still be sending its last ones.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        follow = [Follower(run, spec).follow for spec in run.job.tracking]
+        followers = [threading.Thread(target=one, args=(ended,), daemon=True) for one in follow]
         for follower in followers:
-            follower.daemon = True
             follower.start()
         while not ended.wait(POLL_SECONDS) and any(one.is_alive() for one in followers):
             if os.getppid() != parent:
@@ -151,19 +150,7 @@ def _await_end(ended: threading.Event) -> None:
     ended.set()
 
 
-@contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Hold a lock for the block, so that only one process follows the run: two would send points twice.
-
-    The process of an earlier attempt may still be sending its last points; this waits for it.
-    """
-    with open(directory / LOCK_FILE, "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    sys.stderr.flush()
     # Libraries of trackers would wait for their servers at exit.
-    os._exit(0)
+    leave(0)

@@ -19,8 +19,8 @@ from trainer.spec.checks.feature_names import name_fit_problems
 from trainer.spec.checks.one_pass import one_pass_fit_problems, one_pass_problems
 from trainer.spec.checks.publish import publish_fit_problems, publish_problems
 from trainer.spec.checks.regularizers import regularizer_fit_problems, regularizer_problems
+from trainer.spec.optimizer import row_optimizer
 from trainer.spec.problems import FieldProblem
-from trainer.spec.row_optimizer import row_optimizer
 
 if TYPE_CHECKING:
     from trainer.spec.dataset import DatasetSpec
