@@ -81,14 +81,13 @@ class OnePassData(PreparedData):
     _windows: RowReader
     followed: Followed | None = None
     """The followed folder or topic; None on other ranks than 0, and for jobs that follow nothing."""
-    notes: queue.SimpleQueue[str]
-    """Messages for the job's owner."""
     _pieces: PieceRows
 
     def __init__(self, directory: Path, manifest: dict[str, Any]):
         super().__init__(directory, manifest)
         self._files = manifest["files"]
-        self.notes = queue.SimpleQueue()
+        self.notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """Messages for the job's owner."""
 
     @classmethod
     def of(cls, directory: Path | str, dataset: DatasetSpec, job: JobSpec) -> OnePassData:
@@ -122,16 +121,14 @@ class OnePassData(PreparedData):
         uri, messages = plan.dataset.uri, plan.dataset.messages
         if words is not None and dist.get_rank() > 0:
             self._pieces = FolderRows(plan, UNSEEN_SECONDS) if messages is None else TopicRows(plan)
-            take = listener(words, dist.get_rank(), uri, follow, self._pieces.of_json)
+            take = listener(words, dist.get_rank(), uri, follow)
             return FollowingReader(plan, self.keys, numeric, take, self._pieces)
-        followed: Followed
         if messages is None:
-            self._pieces, followed = FolderRows(plan, 0.0), FollowedFolder(uri, follow, self.notes.put)
+            self._pieces, self.followed = FolderRows(plan, 0.0), FollowedFolder(uri, follow, self.notes.put)
         else:
             self._pieces = TopicRows(plan, self.notes.put)
-            followed = FollowedTopic(uri, messages, follow, segments_file(self.directory), self.notes.put)
-        self.followed = followed
-        return FollowingReader(plan, self.keys, numeric, finder(followed, words, listeners), self._pieces)
+            self.followed = FollowedTopic(uri, messages, follow, segments_file(self.directory), self.notes.put)
+        return FollowingReader(plan, self.keys, numeric, finder(self.followed, words, listeners), self._pieces)
 
     def begin(self, place: Place) -> None:
         """Set the position from which training continues."""
@@ -142,7 +139,7 @@ class OnePassData(PreparedData):
     def begin_files(self, checkpoint_files: Path | None) -> None:
         """Continue after the pieces in a checkpoint's file :data:`FILES`; has an effect on rank 0 only."""
         if self.followed is not None and checkpoint_files is not None:
-            self.followed.begin(read_pieces(checkpoint_files, self._pieces.of_json))
+            self.followed.begin(read_pieces(checkpoint_files))
 
     def write_files(self, directory: Path, step: int) -> dict[str, Path]:
         """Write the extra files of a checkpoint after ``step`` steps; return their paths by their names in it."""
@@ -261,10 +258,7 @@ class OnePassData(PreparedData):
         """Return {table: hashes of all ids in rows ``start`` to ``stop``, excluded}, without missing ids."""
         found: dict[str, list[Int64s]] = {name: [] for name in self.tables}
         for key, column in zip(self.keys, rows.columns, strict=True):
-            if isinstance(column, Jagged):
-                keys = column.values[column.offsets[start] : column.offsets[stop]]
-            else:
-                keys = column[start:stop]
+            keys = column.part(start, stop).values if isinstance(column, Jagged) else column[start:stop]
             found[key.table].append(keys[keys != MISSING])
         return {name: np.concatenate(parts) for name, parts in found.items()}
 

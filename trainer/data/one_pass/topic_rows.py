@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,9 +37,6 @@ class TopicRows:
         self._plan, self._note = plan, note
         self._rows: SegmentRows | None = None
         self._told: list[str] = []
-
-    def of_json(self, document: Any) -> Segment:
-        return Segment.of_json(document)
 
     def close(self) -> None:
         """Close the connection to the brokers."""

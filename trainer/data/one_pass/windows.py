@@ -33,9 +33,8 @@ WINDOW_ROWS = 1 << 18
 
 A window is held in memory, and its training rows are shuffled among each other.
 """
-
-
-_REMEDY = "restore it unchanged, with its modification time, or start a new job"
+CHANGED_REMEDY = "restore it unchanged, with its modification time, or start a new job"
+"""Remedy for a file that changed after its reading began."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ class WindowReader(RowReader):
         plan.source.files = tuple(file for file in plan.source.files if str(file.path) in self._files)
         if len(plan.source.files) < len(self._files):
             gone = sorted(self._files.keys() - {str(file.path) for file in plan.source.files})
-            raise DataError("is gone", where=gone[0], remedy=_REMEDY)
+            raise DataError("is gone", where=gone[0], remedy=CHANGED_REMEDY)
 
     def windows(self, start: Place, stopped: threading.Event) -> Iterator[Window]:
         source = self._plan.source
@@ -165,9 +164,9 @@ class WindowReader(RowReader):
         try:
             path = as_it_is(file.path)
         except FileNotFoundError:
-            raise DataError("is gone", where=str(file.path), remedy=_REMEDY) from None
+            raise DataError("is gone", where=str(file.path), remedy=CHANGED_REMEDY) from None
         if not is_still(path, size, changed_ns):
-            raise DataError("has changed since the run began", where=str(file.path), remedy=_REMEDY)
+            raise DataError("has changed since the run began", where=str(file.path), remedy=CHANGED_REMEDY)
 
 
 def _pair_keys(column: Int64s | Jagged) -> UInt64s:
@@ -202,14 +201,10 @@ def window_of(
         bad: numbers of bad rows before the next window: in all, and in its block.
     """
     sides = np.concatenate(held.sides)
-    after = replace(_after(place, sides, file, row), bad=bad[0], bad_of_block=bad[1])
-    return after, [Window(place, after, Rows.joined(held.rows), sides)]
-
-
-def _after(place: Place, sides: npt.NDArray[np.uint8], file: int, row: int) -> Place:
     counts = np.bincount(sides, minlength=len(SPLIT_NAMES))
     train, validation, test = (int(before + count) for before, count in zip(place.examples, counts, strict=False))
-    return replace(
+    after = replace(
         place, file=file, row=row, window=place.window + 1, rows=place.rows + len(sides),
-        examples=(train, validation, test),
+        examples=(train, validation, test), bad=bad[0], bad_of_block=bad[1],
     )  # fmt: skip
+    return after, [Window(place, after, Rows.joined(held.rows), sides)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,6 @@ class Taken:
     name: str
     size: int
     changed_ns: int
-
-    @staticmethod
-    def of_json(document: Mapping[str, Any]) -> Taken:
-        """Return the file described by a dictionary that ``dataclasses.asdict`` made."""
-        return Taken(**document)
 
     @property
     def parts(self) -> tuple[str, ...]:
