@@ -26,10 +26,6 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 
-def _no_runs() -> Int32s:
-    return np.empty(0, dtype=np.int32)
-
-
 @dataclass(frozen=True)
 class IdMap:
     """The ids of a table's rows: row r >= 2 is entry r - 2.
@@ -43,10 +39,10 @@ class IdMap:
     """
 
     ids: pa.Array
-    last_seen: Int32s = field(default_factory=_no_runs)
+    last_seen: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
     run: int = 0
     retired: pa.Array = None
-    retired_in: Int32s = field(default_factory=_no_runs)
+    retired_in: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
 
     def __post_init__(self) -> None:
         if self.retired is None:

@@ -214,9 +214,6 @@ def _numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
     """Return a column of numbers (or numbers as text), dates or times as int64 or float64; times in microseconds.
 
     ``purpose`` names the use of the column in errors.
-
-    Raises:
-        DataError: a value is null or NaN, or the column has another type.
     """
     array = chunk.column(column)
     kind = array.type

@@ -289,11 +289,7 @@ class RowEncoder:
         return np.where(indices >= 0, indices + NUM_SPECIAL_ROWS, UNKNOWN_ROW)
 
     def _require_clear(self, name: str, feature: Feature, chunk: Chunk, unknown: pa.Array) -> None:
-        """Check that none of a list's unknown ids is a text of several known ids with a separator other than a pipe.
-
-        Raises:
-            DataError: an unknown id is such a text.
-        """
+        """Check that none of a list's unknown ids is a text of several known ids with a separator other than a pipe."""
         for text in text_lists.unclear(unknown.unique())[:_MOST_LOOKED_AT]:
             parts = pa.array(text_lists.parts(text))
             if (self._encode(feature.shares or name, parts, "") != UNKNOWN_ROW).all():

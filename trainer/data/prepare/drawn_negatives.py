@@ -47,11 +47,9 @@ class DrawnNegatives:
     """
 
     def __init__(self, plan: DataPlan, encoded: Encoded, sides: npt.NDArray[np.uint8]):
-        spec, user = plan.dataset.negatives, plan.direct("user")
+        spec = plan.dataset.negatives
         assert spec is not None
-        item = plan.direct(spec.of)
-        assert item is not None
-        assert user is not None
+        user, item = plan.single("user"), plan.single(spec.of)
         self._spec = spec
         self._users, self.items = np.asarray(encoded.column(user)), np.asarray(encoded.column(item))
         ordering = plan.dataset.ordering

@@ -237,11 +237,7 @@ class _EncodedWriter:
         self._parts.save(state, self._workers, [] if self._bad_rows is None else self._bad_rows.files())
 
     def append(self, chunk: Chunk) -> None:
-        """Append a chunk's rows; with a ``bad_rows`` writer, bad rows are left out.
-
-        Raises:
-            DataError: a value cannot be used; the first failing step decides the message, for any number of threads.
-        """
+        """Append a chunk's rows; with a ``bad_rows`` writer, bad rows are left out."""
         self.position = self._plan.source.files.index(chunk.file, self.position[0]), chunk.end
         self.num_read += len(chunk)
         self.num_unsaved += len(chunk)
@@ -292,11 +288,7 @@ class _EncodedWriter:
         self._parts.close()
 
     def encoded(self) -> Encoded:
-        """Close the files, and return the appended columns, memory-mapped, with codes in ascending order of ids.
-
-        Raises:
-            DataError: a table has too many ids.
-        """
+        """Close the files, and return the appended columns, memory-mapped, with codes in ascending order of ids."""
         found = self._workers.map(lambda table: table.finish(IDS_BYTES // 16), self._tables.values())
         ids_of_tables = dict(zip(self._tables, found, strict=True))
         for domain, ids in ids_of_tables.items():

@@ -201,17 +201,10 @@ class ExampleRows:
     def _of_items(
         self, items: npt.NDArray[np.int32], rows: npt.NDArray[np.int64], item_rows: npt.NDArray[np.int64]
     ) -> dict[str, npt.NDArray[np.int32] | Jagged]:
-        """Return the features that are determined by the item.
-
-        Args:
-            items: code of each example's item; -1 if it has none.
-            rows: number of the row that gives each example its user and time.
-            item_rows: number of the row that gives each example the features of its item.
-        """
+        """Return the features that items (codes) determine: user and time of ``rows``, the rest of ``item_rows``."""
         spec = self._plan.dataset.negatives
         assert spec is not None
-        item = self._plan.direct(spec.of)
-        assert item is not None
+        item = self._plan.single(spec.of)
         changed: dict[str, npt.NDArray[np.int32] | Jagged] = {}
         for feature in self._plan.features:
             of_item = feature.name in self.item_features.names
@@ -283,8 +276,8 @@ class ExampleRows:
         """Return a hash of each example's (user, item), or of its row number if the dataset lacks user or item."""
         keys = [random_words(0, rows + self._all_rows.first_row)]
         if self._user is not None and self._item is not None:
-            keys = [self._keys_of(self._user.domain)[_flat(features["user"])]]
-            keys.append(self._keys_of(self._item.domain)[_flat(features["item"])])
+            keys = [self._keys_of(self._user.domain)[flat(features["user"])]]
+            keys.append(self._keys_of(self._item.domain)[flat(features["item"])])
         return combine(*keys)
 
     def _keys_of(self, domain: str) -> UInt64s:
@@ -297,6 +290,6 @@ def take(column: npt.NDArray[np.int32] | Jagged, rows: npt.NDArray[np.integer]) 
     return column.take(rows) if isinstance(column, Jagged) else column[rows]
 
 
-def _flat(column: npt.NDArray[np.int32] | Jagged) -> npt.NDArray[np.int32]:
+def flat(column: npt.NDArray[np.int32] | Jagged) -> npt.NDArray[np.int32]:
     assert not isinstance(column, Jagged)
     return column

@@ -24,10 +24,10 @@ SPLIT_NAMES = ("train", "validation", "test")
 SPLIT_SEED = 0x5EED
 
 
-def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> npt.NDArray[np.uint8]:
+def random_split(split: Split, pair_keys: UInt64s) -> npt.NDArray[np.uint8]:
     """Split by hash of the pair: rows with equal keys get the same split, whatever the order and number of rows."""
     with np.errstate(over="ignore"):
-        uniform = unit_interval(mix(pair_keys + np.uint64(derive_key(seed))))
+        uniform = unit_interval(mix(pair_keys + np.uint64(derive_key(SPLIT_SEED))))
     sides = np.full(len(pair_keys), TRAIN, dtype=np.uint8)
     sides[uniform < split.test + split.validation] = VALIDATION
     sides[uniform < split.test] = TEST
@@ -84,11 +84,6 @@ def time_limits(split: Split, order: npt.NDArray[Any]) -> TimeLimits:
     num_test = int(count * split.test)
     num_held = num_test + int(count * split.validation)
     return TimeLimits(ordered[count - num_held] if num_held else None, ordered[count - num_test] if num_test else None)
-
-
-def by_time(split: Split, order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Split by time, by the limits of these rows."""
-    return time_limits(split, order).sides(order)
 
 
 _REMEDY = "write train, validation or test, or 0 and 1 (true: the row tests); or choose another evaluation.split"

@@ -16,10 +16,7 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW, Grow
 from trainer.data.columns.values import Kind, as_ids
 from trainer.data.columns.vocabulary import Codes, id_type
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import (
-    CODE,
-    map_array,
-)
+from trainer.data.prepare.arrays import CODE, map_array
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.plan import DataPlan, FeaturePlan
 from trainer.data.prepare.split import SPLIT_NAMES
@@ -151,11 +148,7 @@ def _of_other_type(kind: Kind, base: IdMap, table: str) -> DataError:
 
 
 def _require_told_apart(others: list[str], integers: pa.Array, where: str) -> None:
-    """Check that no text can be read as one of the warm start's integers, which may stand for several texts.
-
-    Raises:
-        DataError: a text can.
-    """
+    """Check that no text can be read as one of the warm start's integers, which may stand for several texts."""
     numbers = pa.array([number_of(text) for text in others], pa.int64())
     found = np.flatnonzero(Codes(as_ids(integers, "int", where)).encode(numbers) >= 0)
     if len(found):

@@ -85,11 +85,7 @@ def _fetch(file: RemoteFile, path: Path) -> None:
 
 
 def _checked(file: RemoteFile, path: Path) -> str:
-    """Describe a file's checksum, and whether a published checksum is there to compare with.
-
-    Raises:
-        DataError: the file is missing, or its checksum is not the publisher's.
-    """
+    """Describe a file's checksum, and whether a published checksum is there to compare with."""
     if not path.is_file():
         raise DataError("is not there", where=str(path), remedy=f"fetch {file.url} into this folder")
     md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()

@@ -46,13 +46,40 @@ _WORLD, _ROWS = 31, 32
 
 
 @dataclass(frozen=True)
-class ClickLog:
-    """The model that generates the log. The numbers of users, items and queries follow from ``num_rows``."""
+class DailyLog:
+    """A generated log with equally many rows on each day, give or take one, ascending in time."""
 
     num_rows: int = 200_000
     num_days: int = 10
     seed: int = 0
     rows_per_user: float = 100.0
+
+    def __post_init__(self) -> None:
+        if self.num_days < 1 or self.num_rows < self.num_days:
+            raise ValueError(f"{self.num_rows} rows do not fill {self.num_days} days: give at least one row per day")
+
+    @property
+    def num_users(self) -> int:
+        return max(8, int(self.num_rows / self.rows_per_user))
+
+    def rows_of_day(self, day: int) -> int:
+        """Return the number of rows of day ``day`` (from 0)."""
+        return self.num_rows * (day + 1) // self.num_days - self.num_rows * day // self.num_days
+
+    def times(self, day: int, index: Int64s) -> Int64s:
+        """Return the times, in seconds since 1970, of the rows with these numbers in their day."""
+        midnight = (FIRST_DAY - datetime.date(1970, 1, 1)).days + day
+        return midnight * 86_400 + index * 86_400 // self.rows_of_day(day)
+
+    def uniform(self, stream: tuple[int, ...], index: Int64s) -> Floats:
+        """Return a number in [0, 1) for each index, as a function of the seed and the stream."""
+        return unit_interval(random_words(derive_key(self.seed, *stream), index))
+
+
+@dataclass(frozen=True)
+class ClickLog(DailyLog):
+    """The model that generates the log. The numbers of users, items and queries follow from ``num_rows``."""
+
     rows_per_item: float = 200.0
     rows_per_query: float = 2.5
     num_clusters: int = 12
@@ -67,14 +94,6 @@ class ClickLog:
     targeted: float = 0.7
     bias: float = -2.0
 
-    def __post_init__(self) -> None:
-        if self.num_days < 1 or self.num_rows < self.num_days:
-            raise ValueError(f"{self.num_rows} rows do not fill {self.num_days} days: give at least one row per day")
-
-    @property
-    def num_users(self) -> int:
-        return max(8, int(self.num_rows / self.rows_per_user))
-
     @property
     def num_items(self) -> int:
         return max(2 * self.num_clusters, int(self.num_rows / self.rows_per_item))
@@ -85,29 +104,28 @@ class ClickLog:
 
     def day_table(self, day: int) -> pa.Table:
         """Return a table of the rows of day ``day`` (from 0)."""
-        count = self.num_rows * (day + 1) // self.num_days - self.num_rows * day // self.num_days
-        parts = [self._rows(day, start, min(start + CHUNK_ROWS, count), count) for start in range(0, count, CHUNK_ROWS)]
+        count = self.rows_of_day(day)
+        parts = [self._rows(day, start, min(start + CHUNK_ROWS, count)) for start in range(0, count, CHUNK_ROWS)]
         return pa.concat_tables(parts)
 
-    def _rows(self, day: int, start: int, stop: int, count: int) -> pa.Table:
+    def _rows(self, day: int, start: int, stop: int) -> pa.Table:
         index = np.arange(start, stop)
 
         def uniform(stream: int) -> Floats:
-            return unit_interval(random_words(derive_key(self.seed, _ROWS, day, stream), index))
+            return self.uniform((_ROWS, day, stream), index)
 
         users = np.searchsorted(self._user_cdf, uniform(0), side="right")
         items = self._draw_items(day, users, uniform(1), uniform(2), uniform(3))
         queries = np.searchsorted(self._query_cdf, uniform(6), side="right")
         contexts = (uniform(4) * NUM_CONTEXTS).astype(np.int64)
         probability = 1.0 / (1.0 + np.exp(-self.logits(users, items, queries, contexts)))
-        midnight = (FIRST_DAY - datetime.date(1970, 1, 1)).days + day
         return pa.table(
             {
                 "user": users + USER_BASE,
                 "item": items + ITEM_BASE,
                 "query": queries + QUERY_BASE,
                 "context": contexts,
-                "timestamp": midnight * 86_400 + index * 86_400 // count,
+                "timestamp": self.times(day, index),
                 "click": (uniform(5) < probability).astype(np.int8),
                 "probability": probability,
                 "cluster": self.item_clusters[items],
@@ -139,12 +157,10 @@ class ClickLog:
     # --- the world, drawn once per seed
 
     def _world(self, stream: int, count: int) -> Floats:
-        return unit_interval(random_words(derive_key(self.seed, _WORLD, stream), np.arange(count)))
+        return self.uniform((_WORLD, stream), np.arange(count))
 
     def _normal(self, stream: int, count: int) -> Floats:
-        """Return ``count`` standard normal numbers, by the method of Box and Muller."""
-        radius = np.sqrt(-2.0 * np.log1p(-self._world(stream, count)))
-        return radius * np.cos(2.0 * np.pi * self._world(stream + 1, count))
+        return normal(self._world(stream, count), self._world(stream + 1, count))
 
     @cached_property
     def item_clusters(self) -> Int64s:
@@ -170,11 +186,11 @@ class ClickLog:
 
     @cached_property
     def _user_cdf(self) -> Floats:
-        return _zipf_cdf(self.num_users, self.user_exponent)
+        return zipf_cdf(self.num_users, self.user_exponent)
 
     @cached_property
     def _query_cdf(self) -> Floats:
-        return _zipf_cdf(self.num_queries, self.query_exponent)
+        return zipf_cdf(self.num_queries, self.query_exponent)
 
     @cached_property
     def _tastes(self) -> Int64s:
@@ -200,8 +216,15 @@ class ClickLog:
         return self.query_spread * self._normal(11, self.num_queries)
 
 
-def _zipf_cdf(count: int, exponent: float) -> Floats:
-    cdf = np.cumsum(np.arange(1, count + 1, dtype=np.float64) ** -exponent)
+def normal(first: Floats, second: Floats) -> Floats:
+    """Return standard normal numbers from two uniform ones each, by the method of Box and Muller."""
+    radius: Floats = np.sqrt(-2.0 * np.log1p(-first))
+    return radius * np.cos(2.0 * np.pi * second)
+
+
+def zipf_cdf(count: int, exponent: float) -> Floats:
+    """Return the running sums of rank^-exponent over ``count`` ranks, as shares of the whole."""
+    cdf: Floats = np.cumsum(np.arange(1, count + 1, dtype=np.float64) ** -exponent)
     return cdf / cdf[-1]
 
 
@@ -210,17 +233,18 @@ def generate(log: ClickLog, directory: Path | str) -> list[Path]:
 
     Each day's file appears complete or not at all, and replaces an older file of that day.
     """
-    directory = Path(directory)
-    written = []
-    for day in range(log.num_days):
-        date = FIRST_DAY + datetime.timedelta(days=day)
-        folder = directory / f"date={date}"
-        with appearing(folder, durable=False) as work:
-            work.mkdir(parents=True)
-            pq.write_table(log.day_table(day), work / "part-00000.parquet", row_group_size=1 << 17, compression="zstd")
-            shutil.rmtree(folder, ignore_errors=True)
-        written.append(folder / "part-00000.parquet")
-    return written
+    return [write_day(log.day_table(day), Path(directory), day) for day in range(log.num_days)]
+
+
+def write_day(table: pa.Table, directory: Path, day: int) -> Path:
+    """Write a day's rows in a folder of its date, which appears complete; return the file's path."""
+    folder = directory / f"date={FIRST_DAY + datetime.timedelta(days=day)}"
+    directory.mkdir(parents=True, exist_ok=True)
+    with appearing(folder, durable=False) as work:
+        work.mkdir(parents=True)
+        pq.write_table(table, work / "part-00000.parquet", row_group_size=1 << 17, compression="zstd")
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder / "part-00000.parquet"
 
 
 def main(arguments: list[str] | None = None) -> None:

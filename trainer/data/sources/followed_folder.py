@@ -56,21 +56,6 @@ class Taken:
         return is_still(path, self.size, self.changed_ns)
 
 
-@dataclass(frozen=True)
-class Lag:
-    """Lag of a reader behind the folder.
-
-    Attributes:
-        files: number of files in the folder whose reading has not begun.
-        seconds: time since the last change of the one changed longest ago; 0 if there are no such files.
-        late: number of files so far that came too late to be read.
-    """
-
-    files: int
-    seconds: float
-    late: int
-
-
 class FollowedFolder:
     """The files of a folder in the order in which one reader reads them. Safe for use by several threads.
 
@@ -147,14 +132,11 @@ class FollowedFolder:
             return taken
 
     def figures(self, number: int) -> dict[str, float | int]:
-        """Return ``number`` and the figures of :meth:`lag` as a dictionary, for the job's events."""
-        lag = self.lag(number)
-        return {
-            "files": number, "files_behind": lag.files, "seconds_behind": round(lag.seconds, 1), "late_files": lag.late,
-        }  # fmt: skip
+        """Return the lag of a reader that is reading the file of this number, for the job's events.
 
-    def lag(self, number: int) -> Lag:
-        """Return the lag of a reader that is reading the file of this number."""
+        ``files_behind`` counts the files whose reading has not begun, ``seconds_behind`` is the time since the change
+        of the one changed longest ago, and ``late_files`` counts those so far that came too late to be read.
+        """
         with self._lock:
             if time.monotonic() - self._listed_at > self.follow.poll_seconds:
                 self._list()
@@ -162,7 +144,10 @@ class FollowedFolder:
             behind = [*self._waiting(), *(parts for parts in ahead if parts in self._there)]
             changed = [stat.st_mtime_ns for parts in behind if (stat := _stat(self._there[parts])) is not None]
             seconds = max(0.0, time.time() - min(changed) / 1e9) if changed else 0.0
-            return Lag(len(behind), seconds, len(self._late))
+            return {
+                "files": number, "files_behind": len(behind), "seconds_behind": round(seconds, 1),
+                "late_files": len(self._late),
+            }  # fmt: skip
 
     def _keep(self, file: Taken) -> None:
         self._taken[file.number], self._number_of[file.parts], self._last = file, file.number, file.parts
@@ -222,11 +207,7 @@ class FollowedFolder:
             self._note(f"changed after its reading began, and is not read again: {_words(changed)}")
 
     def _is_whole(self, parts: tuple[str, ...], is_marked: bool) -> bool:
-        """Return True if a file exists, is not empty and can be opened.
-
-        Raises:
-            DataError: the file is unreadable or empty although the marker file says that all files are complete.
-        """
+        """Return True if a file exists, is not empty and can be opened."""
         path = self._there[parts]
         try:
             size = path.stat().st_size

@@ -20,10 +20,9 @@ from trainer.data.columns.orders import order_name
 from trainer.data.columns.point_in_time import PointInTime
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import CODE, LABELS, OFFSET, map_array
+from trainer.data.prepare.arrays import CODE, LABELS, OFFSET, map_array, open_ids
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.by_tasks import stages
-from trainer.data.prepare.by_tasks.encoded_files import open_ids
 from trainer.data.prepare.by_tasks.tasks import PARTS, Desk, Hosts, Setting, Task, TaskRunner
 from trainer.data.prepare.encode import SPAN_ROWS, Encoded, Span, check_order, check_rows, cut_spans
 from trainer.data.prepare.examples import AllRows, limits_by_time

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.vocabulary import Codes
-from trainer.data.prepare.arrays import CODE, OFFSET, map_array
+from trainer.data.prepare.arrays import CODE, OFFSET, map_array, open_ids, write_ids
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.plan import DataPlan
 from trainer.storage.shared_directory import link_or_copy
@@ -21,18 +20,6 @@ from trainer.storage.shared_directory import link_or_copy
 def ids_file(folder: Path, domain: int) -> Path:
     """Return the path of the file with a domain's distinct ids; ``domain`` is its number among ``plan.kinds``."""
     return folder / f"ids-{domain}.arrow"
-
-
-def write_ids(path: Path, ids: pa.Array) -> None:
-    batch = pa.record_batch([ids], names=["id"])
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
-        writer.write_batch(batch)
-
-
-def open_ids(path: Path) -> pa.Array:
-    """Return the ids in a file that :func:`write_ids` wrote, memory-mapped."""
-    with pa.memory_map(str(path)) as file:
-        return pa.ipc.open_file(file).get_batch(0).column(0)
 
 
 def write_encoded(plan: DataPlan, encoded: Encoded, folder: Path) -> dict[str, str]:

@@ -27,9 +27,18 @@ from trainer.data.columns.dynamic_ids import UNKNOWN_ROW, IdMap
 from trainer.data.columns.numeric import numeric_of
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.prepare import encode
-from trainer.data.prepare.arrays import CODE, OFFSET, USER_CODES, Appender, map_array, write_array
+from trainer.data.prepare.arrays import (
+    CODE,
+    OFFSET,
+    USER_CODES,
+    Appender,
+    map_array,
+    open_ids,
+    write_array,
+    write_ids,
+)
 from trainer.data.prepare.bad_rows import BadRows
-from trainer.data.prepare.by_tasks.encoded_files import ids_file, open_encoded, open_ids, write_encoded, write_ids
+from trainer.data.prepare.by_tasks.encoded_files import ids_file, open_encoded, write_encoded
 from trainer.data.prepare.by_tasks.tasks import Desk, Setting, Task, planned, write_state
 from trainer.data.prepare.coding import TableIds
 from trainer.data.prepare.drift import sample_stride
@@ -37,13 +46,12 @@ from trainer.data.prepare.encode import Span
 from trainer.data.prepare.examples import CHUNK_ROWS, AllRows, ExampleRows
 from trainer.data.prepare.numbers import fit_numbers, write_numbers
 from trainer.data.prepare.part_cache import PartCache
-from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import SPLIT_NAMES, TRAIN, VALIDATION, TimeLimits
 from trainer.data.prepare.table_rows import finish_table, occurrences
 from trainer.data.prepare.workers import Workers
 from trainer.data.prepare.writing import SplitWriter, append_examples, code_files
 from trainer.storage.cache import cache_of_host
-from trainer.storage.folders import Folders, put_tree
+from trainer.storage.folders import put_tree
 from trainer.storage.shared_directory import link_or_copy
 
 BAD_ROWS = "bad-rows"
@@ -132,11 +140,11 @@ def table(desk: Desk, task: Task, out: Path) -> None:
         occurred = map_array(desk.fetch(f"split-{span:05d}", [file]) / file, OFFSET)
         counts[of_span.astype(np.int64) + 1] += occurred[1:]
         counts[0] += occurred[0]
-    grown, row_counts = finish_table(plan, domain, Codes(ids), counts, _as_map(base))
+    grown, row_counts = finish_table(plan, domain, Codes(ids), counts, None if base is None else IdMap(*base))
     for span, (run, start, count) in zip(spans, places, strict=True):
         of_span = known.codes(run, start, start + count)
         write_array(out / f"rows-{span:05d}.bin", np.append(grown.row_of_code[of_span], grown.row_of_code[-1]), CODE)
-        if _names_users(plan, domain):
+        if plan.keeps_users and plan.single("user").domain == domain:
             write_array(out / f"codes-{span:05d}.bin", np.append(of_span, CODE.type(-1)), CODE)
     write_ids(out / IDS, ids)
     grown.ids.write(out / TABLE)
@@ -174,9 +182,7 @@ def rows(desk: Desk, task: Task, out: Path) -> None:
             table_of = next(one.table for one in plan.trained if one.name == feature)
             unknown.setdefault(feature, {})[side] = _rewrite(source / side / name, out / side / name, rows_of[table_of])
         if plan.keeps_users:
-            user = plan.direct("user")
-            assert user is not None
-            codes = _of_table(desk, f"codes-{span}.bin", list(plan.kinds).index(user.domain))
+            codes = _of_table(desk, f"codes-{span}.bin", list(plan.kinds).index(plan.single("user").domain))
             _rewrite(source / side / USER_CODES, out / side / USER_CODES, codes)
     if numeric:
         write_numbers(numeric, out, desk.workers)
@@ -212,20 +218,11 @@ def _rewrite(source: Path, target: Path, of_code: Any) -> int:
     return unknown
 
 
-def _names_users(plan: DataPlan, domain: str) -> bool:
-    user = plan.direct("user")
-    return plan.keeps_users and user is not None and user.domain == domain
-
-
 def as_arguments(base: IdMap | None) -> Any:
     """Return the ids of a warm start as plain arrays, for the arguments of a task."""
     if base is None:
         return None
     return [base.ids, np.asarray(base.last_seen), base.run, base.retired, np.asarray(base.retired_in)]
-
-
-def _as_map(arguments: Any) -> IdMap | None:
-    return None if arguments is None else IdMap(*arguments)
 
 
 STAGES: dict[str, Callable[[Desk, Task, Path], None]] = {
@@ -257,9 +254,5 @@ def perform(setting: Setting, task: Task, directory: Path) -> None:
         out = Path(own) / "out"
         out.mkdir()
         STAGES[task.stage](Desk(plan, folders, Path(own), workers), task, out)
-        put_tree(folders, task.name, out, None if _is_seen(folders) else cache_of_host())
-
-
-def _is_seen(folders: Folders) -> bool:
-    """Return True if this host can read the storage's files directly by a path, and so needs no cache of them."""
-    return folders.storage.path(folders.prefix) is not None
+        # A host that can read the storage's files by a path needs no cache of them.
+        put_tree(folders, task.name, out, cache_of_host() if folders.storage.path(folders.prefix) is None else None)

@@ -176,11 +176,7 @@ class FollowedTopic:
             self._note(f"{self.uri}: partitions {named} were added, and are read from their beginning")
 
     def _check(self, last: Segment, ends: Mapping[int, Ends]) -> None:
-        """Check that the messages after the segment ``last`` still exist.
-
-        Raises:
-            DataError: they were deleted, or the topic is another topic.
-        """
+        """Check that the messages after the segment ``last`` still exist."""
         # A partition that was added is read from its beginning.
         for partition, offset in sorted((dict.fromkeys(ends, 0) | dict(last.offsets)).items()):
             there = ends.get(partition)

@@ -199,13 +199,10 @@ class KafkaTopic:
             ) from None
 
     def _on_error(self, error: Any) -> None:
-        self._problem = error.str()
-        if error.code() in self._refusals():
+        self._problem, codes = error.str(), self._library.KafkaError
+        refusals = codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED, codes.TOPIC_AUTHORIZATION_FAILED
+        if error.code() in refusals:
             self._refused = error
-
-    def _refusals(self) -> tuple[int, ...]:
-        codes = self._library.KafkaError
-        return codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED, codes.TOPIC_AUTHORIZATION_FAILED
 
     def _serve(self) -> None:
         """Let the library call its error callback, and raise if the brokers refused this run."""

@@ -34,7 +34,6 @@ class DeclaredColumns(Reader):
         self._uri, self._columns = uri, schema
 
     def read_schema(self, path: FilePath) -> pa.Schema:
-        """Return the declared columns."""
         return self._columns
 
     def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
@@ -42,15 +41,9 @@ class DeclaredColumns(Reader):
         yield from ()
 
     def num_rows(self) -> int:
-        """Return 0, because the number of messages to come is unknown."""
-        return 0
+        return 0  # the number of messages to come is unknown
 
     def declared_type(self, column: str, *, strict: bool = False) -> pa.DataType:
-        """Return the declared type of a column.
-
-        Raises:
-            DataError: there is no such column.
-        """
         if column not in self._columns.names:
             raise DataError(
                 f"no column '{column}' (there are {', '.join(sorted(self._columns.names))})",
@@ -76,11 +69,9 @@ class TopicSource(Source):
         self.reader = DeclaredColumns(dataset.uri, self._schema)
 
     def schema(self) -> pa.Schema:
-        """Return the declared columns."""
         return self._schema
 
     def column_names(self) -> list[str]:
-        """Return the names of the declared columns."""
         return list(self._schema.names)
 
 
