@@ -18,10 +18,7 @@ def bags_of(
 ) -> KeyedJaggedTensor:
     """Return the features of samples as a KeyedJaggedTensor.
 
-    Args:
-        keys: the keys of the features.
-        parts: feature -> a table row for each sample or a list of them; other features are empty in every sample.
-        num_samples: number of samples.
+    ``parts``: feature -> a table row for each sample, or a list of them; other features are empty in every sample.
     """
     lengths = np.zeros((len(keys), num_samples), dtype=np.int64)
     values: list[npt.NDArray[np.integer]] = [np.empty(0, dtype=np.int64)]

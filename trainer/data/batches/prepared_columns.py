@@ -90,12 +90,9 @@ class PreparedColumns:
         """Settings of a sequence model's batches, None for other models."""
         self.unread: list[str] = manifest.get("unread", [])
         """Features of the dataset that a sequence model does not read."""
-        # An older version prepared the data, which drew item2vec's negatives by popularity and all others uniformly.
-        papers = "popularity" if (self.sequence or {}).get("kind") == "item2vec" else "uniform"
-        sampling = manifest.get("sampling", {"distribution": papers, "power": 0.75})
-        self.sampling: str = sampling["distribution"]
+        self.sampling: str = manifest["sampling"]["distribution"]
         """Distribution of the negatives that are drawn anew in each epoch: uniform, popularity or in_batch."""
-        self.sampling_power: float = sampling["power"]
+        self.sampling_power: float = manifest["sampling"]["power"]
         self.draws_negatives = bool(manifest.get("draws_negatives"))
         """True if examples of label 0 are negatives that the preparation drew."""
         self.num_rows_read = int(manifest["num_rows_read"])
@@ -150,8 +147,6 @@ class PreparedColumns:
         except DataError:
             return None
 
-    # --- tables
-
     def vocabulary(self, table: str) -> pa.Array:
         """Return a table's raw ids (int64 or large_string), memory-mapped: entry i belongs to table row i + 2."""
         return self.id_map(table).ids
@@ -199,8 +194,6 @@ class PreparedColumns:
                 remedy="prepare the data for the job that names it",
             )
         return open_graph(self.directory / GRAPHS, name)
-
-    # --- splits
 
     @property
     def steps_per_epoch(self) -> int:
@@ -250,7 +243,7 @@ class PreparedColumns:
     def windows(self) -> Windows:
         """The pieces of sequences that sasrec, gru4rec and hstu train on."""
         assert self.sequence is not None
-        return self.sequences.windows(self.sequence["length"])
+        return Windows(self.sequences.train, self.sequence["length"])
 
     def labels(self, split: str) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
         """Return the labels of a split: uint8 [examples] of 0 and 1, or float32 [examples] for a real-valued label.

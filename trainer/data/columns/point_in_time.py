@@ -22,9 +22,7 @@ class PointInTime:
     A feature's time is its ``timestamp``, a column of the rows, or its join's ``timestamp``, a column of the joined
     file. Times are compared only if the split is by ``time`` or ``per_user_last``.
 
-    Args:
-        plan: the plan of the preparation.
-        state: :meth:`state` after earlier rows, to continue from; None: there are no earlier rows.
+    ``state``: :meth:`state` after earlier rows, to continue from; None: there are no earlier rows.
     """
 
     def __init__(self, plan: DataPlan, state: dict[str, Any] | None = None):

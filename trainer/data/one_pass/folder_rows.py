@@ -23,9 +23,7 @@ UNSEEN_SECONDS = 120.0
 class FolderRows:
     """Reader of the rows of files that were found in a folder.
 
-    Args:
-        plan: plan of the job, with the columns of the folder's first file.
-        unseen_seconds: longest time to wait until this host sees a file that rank 0 has found.
+    ``unseen_seconds``: longest time to wait until this host sees a file that rank 0 has found.
     """
 
     def __init__(self, plan: DataPlan, unseen_seconds: float):

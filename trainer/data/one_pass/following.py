@@ -115,12 +115,8 @@ def pause(stopped: threading.Event, seconds: float) -> None:
 class FollowingReader(RowReader):
     """Reader of the rows of pieces (files or segments) as they appear.
 
-    Args:
-        plan: plan of the job, with the columns of the folder's first file, or the columns that the spec declares.
-        keys: keys of the batches.
-        numeric: numeric features, with their statistics.
-        take: function that returns the piece of a number.
-        pieces: reader of the pieces' rows.
+    ``plan`` has the columns of the folder's first file, or those that the spec declares. ``take`` returns the piece of
+    a number.
     """
 
     def __init__(self, plan: DataPlan, keys: Sequence[Key], numeric: Sequence[Numeric], take: Take, pieces: PieceRows):

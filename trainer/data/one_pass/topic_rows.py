@@ -28,9 +28,7 @@ NUM_EXAMPLES = 3
 class TopicRows:
     """Reader of the rows of a topic's segments.
 
-    Args:
-        plan: plan of the job.
-        note: called with each message for the job's owner.
+    ``note`` is called with each message for the job's owner.
     """
 
     def __init__(self, plan: DataPlan, note: Callable[[str], None] = lambda message: None):

@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from trainer.data.batches.keys import Key
 from trainer.data.columns import values
-from trainer.data.columns.hashing import UInt64s, combine, random_words
+from trainer.data.columns.hashing import Int64s, UInt64s, combine, random_words
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.publishable import require_publishable
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
 from trainer.data.one_pass.position import Place
-from trainer.data.one_pass.rows import MISSING, Int64s, RawIds, Rows, hashed_with_strings
+from trainer.data.one_pass.rows import MISSING, RawIds, Rows, hashed_with_strings
 from trainer.data.prepare.examples import NO_ID_KEY
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import SPLIT_NAMES, random_split
@@ -44,7 +44,6 @@ class Window:
     Attributes:
         place: position at which the window begins.
         after: position at which the next window begins.
-        rows: the rows.
         sides: uint8 [rows], the split of each row as its number in ``SPLIT_NAMES``.
     """
 
@@ -57,10 +56,8 @@ class Window:
 class RowReader(ABC):
     """Base class of readers of a dataset's rows for a one-pass job.
 
-    Args:
-        plan: plan of a job that :mod:`trainer.spec.checks.one_pass` accepts.
-        keys: keys of the batches.
-        numeric: numeric features, each with the number that replaces a missing value.
+    ``plan`` is of a job that :mod:`trainer.spec.checks.one_pass` accepts. Each of ``numeric`` has the number that
+    replaces a missing value.
     """
 
     def __init__(self, plan: DataPlan, keys: Sequence[Key], numeric: Sequence[Numeric]):
@@ -126,11 +123,7 @@ def _where_of(chunk: Chunk, column: str, owners: Int64s, place: int) -> str:
 class WindowReader(RowReader):
     """Reader of a fixed set of files, all of which exist when the run begins.
 
-    Args:
-        plan: plan of a job that :mod:`trainer.spec.checks.one_pass` accepts.
-        files: [path, size, time of change in ns] of each file when the run began; files added later are not read.
-        keys: keys of the batches.
-        numeric: numeric features, each with the number that replaces a missing value.
+    ``files``: [path, size, time of change in ns] of each file when the run began; files added later are not read.
     """
 
     def __init__(self, plan: DataPlan, files: Sequence[Sequence[Any]], keys: Sequence[Key], numeric: Sequence[Numeric]):
@@ -193,12 +186,8 @@ def window_of(
 ) -> tuple[Place, list[Window]]:
     """Return the next window's position, and a list with only this window.
 
-    Args:
-        place: position at which this window begins.
-        held: rows of this window.
-        file: number of the file in which the next window begins.
-        row: number of the next window's first row in that file.
-        bad: numbers of bad rows before the next window: in all, and in its block.
+    The window begins at ``place``; the next one begins at row ``row`` of file ``file``, after ``bad`` bad rows in all
+    and in its block.
     """
     sides = np.concatenate(held.sides)
     counts = np.bincount(sides, minlength=len(SPLIT_NAMES))

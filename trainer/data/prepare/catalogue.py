@@ -45,7 +45,6 @@ class Catalogue:
     """Items by place.
 
     Attributes:
-        ids: raw ids.
         rows: int32 [items], each item's row in its embedding table; the unknown id's row if it has none.
         features: feature of the item table -> table rows [items], or lists of table rows.
         numbers: float32 [items, numeric features of the item table].

@@ -40,10 +40,7 @@ class _Pool(NamedTuple):
 class DrawnNegatives:
     """Sampler of negatives for all rows of a dataset with ``label: {negatives: ...}``.
 
-    Args:
-        plan: plan of the preparation.
-        encoded: all rows.
-        sides: uint8 [rows], the split of each row; DROPPED if it is in none.
+    ``sides``: uint8 [rows], the split of each row; DROPPED if it is in none.
     """
 
     def __init__(self, plan: DataPlan, encoded: Encoded, sides: npt.NDArray[np.uint8]):
@@ -153,7 +150,6 @@ class DrawnNegatives:
         return drawn[back].astype(np.int32), from_rows[back]
 
     def _items(self, rows: Int64s, words: UInt64s) -> Int64s:
-        """Return an item for each row, chosen by ``words``."""
         users, drawn = self._users[rows], np.empty(len(rows), dtype=np.int64)
         for number, pool in enumerate(self._pools):
             is_mine = self._pool_of[rows] == number

@@ -75,13 +75,7 @@ class Encoded:
         return Jagged(self.values[weights_name(use)], lists.offsets)
 
 
-def encode(
-    plan: DataPlan,
-    parts: PartCache,
-    workers: Workers,
-    bad_rows: BadRows | None,
-    progress: Progress,
-) -> Encoded:
+def encode(plan: DataPlan, parts: PartCache, workers: Workers, bad_rows: BadRows | None, progress: Progress) -> Encoded:
     """Encode all rows, in one pass over the source, with the coded columns in files of ``parts``.
 
     Rows that an earlier attempt saved in ``parts`` are not read again. Progress is saved after every :data:`PART_ROWS`
@@ -315,7 +309,7 @@ class _EncodedWriter:
 
 def _coded(chunk: Chunk, use: IdColumn, kind: Kind) -> CodedPart:
     ids, lengths = use.read(chunk, kind)
-    return CodedPart(*encoded(ids), lengths)
+    return *encoded(ids), lengths
 
 
 def _read(chunk: Chunk, column: Column) -> tuple[Chunk, npt.NDArray[Any]]:

@@ -80,10 +80,7 @@ def limits_by_time(plan: DataPlan, order: npt.NDArray[Any]) -> splits.TimeLimits
 class ExampleRows:
     """Examples from :class:`Encoded` rows, in row order; a positive is followed by its negatives.
 
-    Args:
-        plan: plan of the preparation.
-        encoded: the rows.
-        all_rows: facts about all rows, if ``encoded`` holds only some; None: it holds all.
+    ``all_rows``: facts about all rows, if ``encoded`` holds only some; None: it holds all.
     """
 
     def __init__(self, plan: DataPlan, encoded: Encoded, all_rows: AllRows | None = None):
@@ -143,8 +140,6 @@ class ExampleRows:
             return take(self._joined[name], np.asarray(self._encoded.joined(name)[start:stop]))
         return self._histories[name].rows(start, stop)
 
-    # --- histories
-
     def _make_histories(self) -> dict[str, PreviousValues]:
         made = {}
         for feature in self._plan.features:
@@ -165,8 +160,6 @@ class ExampleRows:
             if feature.derive is not None and feature.derive.min_length:
                 short |= self._histories[feature.name].rows(start, stop).lengths < feature.derive.min_length
         return short
-
-    # --- negatives
 
     def _make_negatives(self) -> DrawnNegatives | None:
         if self._plan.dataset.negatives is None:
@@ -236,8 +229,6 @@ class ExampleRows:
             return codes
         ids = values.as_ids(self._encoded.codes[source].ids, self._plan.kinds[target], f"table '{target}'")
         return np.append(self._encoded.codes[target].encode(ids), -1)[codes].astype(np.int32)
-
-    # --- splits
 
     def _sides_of_rows(self) -> npt.NDArray[np.uint8] | None:
         """Return the split of each row, uint8 [rows], if a column or the time decides it; None for a random split."""

@@ -69,10 +69,7 @@ class IdRun:
 def merge_runs(runs: Sequence[IdRun], merged: IdFile, piece_bytes: int) -> None:
     """Append the distinct ids of all runs to ``merged``, ascending, and to each run its codes.
 
-    Args:
-        runs: runs of ids of one kind.
-        merged: an empty file.
-        piece_bytes: approximate size of the ids that are in memory at once.
+    ``merged`` is an empty file; ``piece_bytes``: approximate size of the ids that are in memory at once.
     """
     ids = [run.ids.read() for run in runs]
     num_pieces = -(-sum(one.nbytes for one in ids) // piece_bytes)

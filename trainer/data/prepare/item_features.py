@@ -104,10 +104,7 @@ def kappa(values: Values, same: Pairs, every: Pairs) -> Kappa:
 
     Kappa is computed with and without missing values, and the greater result is returned.
 
-    Args:
-        values: the column.
-        same: pairs of rows that share it, such as the item; kappa is 0 if there are none.
-        every: pairs of any rows.
+    ``same``: pairs of rows that share it, such as the item; kappa is 0 if there are none. ``every``: pairs of any rows.
     """
     kappas = [Kappa()]
     for missing_count in (True, False):
@@ -192,9 +189,7 @@ class Codes:
 class Lists:
     """Lists of ids as values, with the distance of Bray and Curtis: the share of two lists' weight not in common.
 
-    Args:
-        column: the lists of the compared rows.
-        weights: weights of the lists' elements; None: every weight is 1.
+    ``weights``: weights of the lists' elements; None: every weight is 1.
     """
 
     def __init__(self, column: Jagged, weights: npt.NDArray[np.float32] | None = None):

@@ -16,9 +16,7 @@ from trainer.data.sources.key_matches import LEAST_FOUND, KeyMatches, column_wit
 class JoinMatches:
     """Counter of the rows' keys that each joined file has or lacks, filled chunk by chunk.
 
-    Args:
-        plan: plan of the preparation.
-        state: result of :meth:`state` for earlier rows, to continue from; None: there are none.
+    ``state``: result of :meth:`state` for earlier rows, to continue from; None: there are none.
     """
 
     def __init__(self, plan: DataPlan, state: Mapping[str, Any] | None = None):

@@ -41,10 +41,8 @@ class FeaturePlan:
     """One feature of ids: its table, and its source, which is exactly one of ``use``, ``join`` and ``derive``.
 
     Attributes:
-        name: name of the feature.
         table: name of the table with the feature's ids, its own or a shared one.
         is_list: True if an example has a list of ids.
-        pooling: pooling of a list.
         use: column of the rows with the ids.
         join: joined file with the ids, looked up by the column ``join_on`` of the rows.
         derive: settings of a history: the ids that earlier rows with the same ``by`` have in ``previous``.
@@ -332,10 +330,7 @@ def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
 def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) -> DataPlan:
     """Check the dataset's spec against its files' columns, and return the plan.
 
-    Args:
-        dataset: the dataset.
-        job: the job.
-        source: source of the rows; None: the dataset's files, or the first file of a followed folder.
+    ``source``: source of the rows; None: the dataset's files, or the first file of a followed folder.
 
     Raises:
         DataError: the files do not fit the spec.

@@ -49,7 +49,7 @@ from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.row_figures import row_figures
 from trainer.data.prepare.seen_pairs import SeenPairs
-from trainer.data.prepare.sequences import SequenceRows, Sequences
+from trainer.data.prepare.sequences import SequenceRows, Sequences, Windows
 from trainer.data.prepare.shared import SharedPreparedData
 from trainer.data.prepare.split import SPLIT_NAMES, time_limits
 from trainer.data.prepare.table_rows import check_parent_ids, codes_to_rows, finish_tables, ids_before
@@ -354,11 +354,7 @@ def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str, base: Warm
 def check_files_read(dataset: DatasetSpec, job: JobSpec, directory: Path, num_files: int) -> None:
     """Check that the files that a one-pass job has read are unchanged; the files after them may have changed.
 
-    Args:
-        dataset: dataset of the job.
-        job: the job.
-        directory: directory that :func:`prepare` has written for it.
-        num_files: number of files, from the first on, that were read in whole or in part.
+    ``num_files``: number of files, from the first on, that were read in whole or in part.
 
     Raises:
         DataError: a file was changed or removed.
@@ -436,7 +432,7 @@ def _quarantine(
 def _sequence_examples(plan: DataPlan, sequences: Sequences) -> dict[str, int]:
     """Return the number of examples by split: in training of items or pieces of sequences, else of items to predict."""
     model = plan.job.model
-    train = len(sequences.windows(model.length)) if isinstance(model, PieceSpec) else len(sequences.train.values)
+    train = len(Windows(sequences.train, model.length)) if isinstance(model, PieceSpec) else len(sequences.train.values)
     return {"train": train, **{name: len(places) for name, places in sequences.held.items()}}
 
 

@@ -50,11 +50,8 @@ class SeenPairs:
         catalogue. Without a catalogue only items of this training split are drawn, not items that occur only in a warm
         start or a history. ``seen.{shifted,starts}.bin`` hold a SeenItems object by the user's table row.
 
-        Args:
-            directory: directory whose training split must already have table rows instead of codes.
-            rows_of: the table row of each code, by table.
-            num_rows: number of rows, by table.
-            catalogue: all items, if there is an item table.
+        The training split in ``directory`` must already have table rows instead of codes; ``rows_of`` has the row of
+        each code.
         """
         pairs = np.concatenate(self._parts)
         users = rows_of[self._user.domain][pairs // self._num_items]

@@ -120,9 +120,6 @@ class Sequences:
         everything = gather_spans(self.items, start, self.starts[user + 1] - start)
         return Jagged(before.values[known], counts[before.offsets]), everything
 
-    def windows(self, length: int) -> Windows:
-        return Windows(self.train, length)
-
 
 class Windows:
     """Training sequences in pieces of at most ``length`` next-item predictions, each prediction in exactly one piece.

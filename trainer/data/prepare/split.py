@@ -95,17 +95,10 @@ class Sides(Column):
 
     column: str
     name = "sides"
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return LABEL
+    dtype = LABEL
 
     def read(self, chunk: Chunk) -> npt.NDArray[np.uint8]:
-        """Return the split of each row: by its name, or TEST where a number or truth value is 1.
-
-        Raises:
-            DataError: a value names no split.
-        """
+        """Return the split of each row: by its name, or TEST where a number or truth value is 1."""
         array = chunk.column(self.column)
         if pa.types.is_boolean(array.type):
             array = array.cast(pa.int8())

@@ -155,11 +155,7 @@ def write_splits(
 def check_training_split(plan: DataPlan, num_examples: int, weight: float, labels: Sequence[LabelFigures]) -> None:
     """Check that a model can learn something from the training split.
 
-    Args:
-        plan: plan of the preparation.
-        num_examples: number of examples of the training split.
-        weight: sum of its examples' weights, if rows have weights.
-        labels: figures of each of its labels.
+    ``weight``: sum of its examples' weights, if rows have weights; ``labels``: figures of each of its labels.
 
     Raises:
         DataError: the split is empty, all its weights are 0, or all its labels are equal.
@@ -227,8 +223,6 @@ class FinishedSplits:
     Attributes:
         encoded: all rows; after a preparation by tasks, only their distinct ids and a sample of their numbers.
         row_counts: table -> the number of occurrences of each row in the training split.
-        numeric: numeric features, with statistics.
-        labels: figures of each label of the training split.
         unknown_share: share of unknown ids by feature and split.
         time_limits: times that separate the splits of a split by time; None for other splits.
     """

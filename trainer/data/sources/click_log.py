@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +67,12 @@ class DailyLog:
         """Return the number of rows of day ``day`` (from 0)."""
         return self.num_rows * (day + 1) // self.num_days - self.num_rows * day // self.num_days
 
+    def chunks(self, day: int) -> Iterator[Int64s]:
+        """Yield the numbers of a day's rows, as many at a time as are drawn at once."""
+        count = self.rows_of_day(day)
+        for start in range(0, count, CHUNK_ROWS):
+            yield np.arange(start, min(start + CHUNK_ROWS, count))
+
     def times(self, day: int, index: Int64s) -> Int64s:
         """Return the times, in seconds since 1970, of the rows with these numbers in their day."""
         midnight = (FIRST_DAY - datetime.date(1970, 1, 1)).days + day
@@ -104,13 +111,9 @@ class ClickLog(DailyLog):
 
     def day_table(self, day: int) -> pa.Table:
         """Return a table of the rows of day ``day`` (from 0)."""
-        count = self.rows_of_day(day)
-        parts = [self._rows(day, start, min(start + CHUNK_ROWS, count)) for start in range(0, count, CHUNK_ROWS)]
-        return pa.concat_tables(parts)
+        return pa.concat_tables([self._rows(day, index) for index in self.chunks(day)])
 
-    def _rows(self, day: int, start: int, stop: int) -> pa.Table:
-        index = np.arange(start, stop)
-
+    def _rows(self, day: int, index: Int64s) -> pa.Table:
         def uniform(stream: int) -> Floats:
             return self.uniform((_ROWS, day, stream), index)
 
@@ -138,8 +141,8 @@ class ClickLog(DailyLog):
         likes = (self._tastes[users] == clusters[:, None]).any(axis=1)
         # Centred, so that the bias keeps its meaning: a user likes about 2 of the clusters.
         affinity = self.taste * (likes - 2.0 / self.num_clusters)
-        effects = self._user_effect[users] + self._item_effect[items] + self._query_effect[queries]
-        return self.bias + effects + self._context_effect[contexts] + affinity
+        of_users, of_items, of_contexts, of_queries = self._effects
+        return self.bias + (of_users[users] + of_items[items] + of_queries[queries]) + of_contexts[contexts] + affinity
 
     def _draw_items(self, day: int, users: Int64s, which: Floats, within: Floats, choice: Floats) -> Int64s:
         """Draw an item for each user by popularity; for the targeted share, from one of the user's two clusters."""
@@ -153,8 +156,6 @@ class ClickLog(DailyLog):
         high = np.where(targeted, cdf[bounds[cluster + 1]], cdf[-1])
         position = np.searchsorted(cdf, low + within * (high - low), side="right") - 1
         return by_cluster[np.minimum(position, self.num_items - 1)]
-
-    # --- the world, drawn once per seed
 
     def _world(self, stream: int, count: int) -> Floats:
         return self.uniform((_WORLD, stream), np.arange(count))
@@ -200,20 +201,13 @@ class ClickLog(DailyLog):
         return np.stack([first, (first + step) % self.num_clusters], axis=1)
 
     @cached_property
-    def _user_effect(self) -> Floats:
-        return self.user_spread * self._normal(5, self.num_users)
-
-    @cached_property
-    def _item_effect(self) -> Floats:
-        return self.item_spread * self._normal(7, self.num_items)
-
-    @cached_property
-    def _context_effect(self) -> Floats:
-        return self.context_spread * self._normal(9, NUM_CONTEXTS)
-
-    @cached_property
-    def _query_effect(self) -> Floats:
-        return self.query_spread * self._normal(11, self.num_queries)
+    def _effects(self) -> tuple[Floats, Floats, Floats, Floats]:
+        return (
+            self.user_spread * self._normal(5, self.num_users),
+            self.item_spread * self._normal(7, self.num_items),
+            self.context_spread * self._normal(9, NUM_CONTEXTS),
+            self.query_spread * self._normal(11, self.num_queries),
+        )
 
 
 def normal(first: Floats, second: Floats) -> Floats:

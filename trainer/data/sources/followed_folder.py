@@ -38,8 +38,6 @@ class Taken:
     Attributes:
         number: number of files that were read before this file.
         name: path of the file below the folder, with ``/`` between the parts.
-        size: size in bytes.
-        changed_ns: time of the last change, in nanoseconds since 1970.
     """
 
     number: int
@@ -59,10 +57,7 @@ class Taken:
 class FollowedFolder:
     """The files of a folder in the order in which one reader reads them. Safe for use by several threads.
 
-    Args:
-        uri: uri of the folder.
-        follow: the job's settings ``dataset.follow``.
-        note: called with each message for the job's owner.
+    ``note`` is called with each message for the job's owner.
     """
 
     def __init__(self, uri: str, follow: Follow, note: Callable[[str], None] = lambda message: None):
@@ -122,10 +117,8 @@ class FollowedFolder:
                     raise EndOfFolder
                 return None
             parts = waiting[0]
-            if not self._is_whole(parts, was_marked) or not (was_marked or self._has_settled(parts)):
-                return None
-            stat = _stat(self._there[parts])
-            if stat is None:
+            stat = _stat(self._there[parts]) if self._is_whole(parts, was_marked) else None
+            if stat is None or not (was_marked or time.time() - stat.st_mtime_ns / 1e9 >= self.follow.settle_seconds):
                 return None
             taken = Taken(number, "/".join(parts), stat.st_size, stat.st_mtime_ns)
             self._keep(taken)
@@ -240,10 +233,6 @@ class FollowedFolder:
                 f"{'/'.join(parts)} cannot be opened, and the files after it wait: {problem}; finish writing it, or "
                 "remove it"
             )
-
-    def _has_settled(self, parts: tuple[str, ...]) -> bool:
-        stat = _stat(self._there[parts])
-        return stat is not None and time.time() - stat.st_mtime_ns / 1e9 >= self.follow.settle_seconds
 
 
 class EndOfFolder(Exception):

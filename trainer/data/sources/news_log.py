@@ -37,16 +37,7 @@ import pyarrow.parquet as pq
 
 from embeddings.durable_files import appearing
 from trainer.data.columns.hashing import Int64s
-from trainer.data.sources.click_log import (
-    CHUNK_ROWS,
-    ITEM_BASE,
-    USER_BASE,
-    DailyLog,
-    Floats,
-    normal,
-    write_day,
-    zipf_cdf,
-)
+from trainer.data.sources.click_log import ITEM_BASE, USER_BASE, DailyLog, Floats, normal, write_day, zipf_cdf
 
 TRUTH = "_truth"
 _WORLD, _ROWS, _LEANINGS, _NEWS = 41, 42, 43, 44
@@ -100,16 +91,11 @@ class NewsLog(DailyLog):
 
     def day_table(self, day: int) -> pa.Table:
         """Return a table of the clicks of day ``day`` (from 0), in the order of their times."""
-        count = self.rows_of_day(day)
         topics_of_users = np.cumsum(self.interests(day), axis=1)
         # The items alive on the day, [n], and running sums of weight x share, [topics, n].
         alive = np.flatnonzero((self.first_days <= day) & (day <= self.last_days))
         cdf = np.cumsum(self.item_vectors[alive].T * self.item_weights[alive], axis=1)
-        parts = [
-            self._rows(day, np.arange(start, min(start + CHUNK_ROWS, count)), topics_of_users, alive, cdf)
-            for start in range(0, count, CHUNK_ROWS)
-        ]
-        return pa.concat_tables(parts)
+        return pa.concat_tables([self._rows(day, index, topics_of_users, alive, cdf) for index in self.chunks(day)])
 
     def _rows(self, day: int, index: Int64s, topics_of_users: Floats, alive: Int64s, cdf: Floats) -> pa.Table:
         def uniform(stream: int) -> Floats:
@@ -132,8 +118,6 @@ class NewsLog(DailyLog):
                 "topic": topics,
             }
         )
-
-    # --- the truth
 
     def interests(self, day: int) -> Floats:
         """Return P(topic | user) on a day, float64 [users, topics]."""

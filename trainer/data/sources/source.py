@@ -22,14 +22,7 @@ from trainer.data.prefetch import read_ahead
 from trainer.data.sources.id_types import are_written_as_integers
 from trainer.data.sources.locations import FilePath, beside, listed, local_path
 from trainer.data.sources.readers.base import Reader, TextReader
-from trainer.data.sources.readers.registry import (
-    BROKEN_READERS,
-    READERS,
-    SUFFIXES,
-    holds_rows,
-    is_hidden,
-    reader_of,
-)
+from trainer.data.sources.readers.registry import BROKEN_READERS, READERS, SUFFIXES, holds_rows, is_hidden, reader_of
 from trainer.data.sources.row_mask import RowFilter
 from trainer.data.sources.tables.base import Snapshot
 from trainer.data.sources.tables.registry import snapshot_of
@@ -179,7 +172,6 @@ class Source:
         return found
 
     def _require_once(self, columns: Sequence[str]) -> None:
-        """Check that every file has each column once."""
         before: pa.Schema | None = None
         for file in self.files:
             schema = self.reader.schema(file.path)
@@ -198,9 +190,7 @@ class Source:
         if (blank := next((name for name in names if name.strip() == column.strip()), None)) is not None:
             remedy = f"name the column '{blank}' in the dataset spec, with its blanks, or write the header without them"
         return DataError(
-            f"no column '{column}'{beside} (there are {', '.join(sorted(names))})",
-            where=str(file.path),
-            remedy=remedy,
+            f"no column '{column}'{beside} (there are {', '.join(sorted(names))})", where=str(file.path), remedy=remedy
         )
 
     def column_type(self, column: str) -> pa.DataType:

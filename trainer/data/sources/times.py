@@ -163,9 +163,6 @@ def written(array: pa.Array, position: int) -> str:
     return str(pc.cast(array.slice(position, 1), pa.string())[0] if pa.types.is_temporal(array.type) else value)
 
 
-# --- days
-
-
 def no_day(column: pa.Array, position: int, where: str) -> DataError:
     """Return the error for a value of a partition column from which no day can be read."""
     if not column[position].is_valid:

@@ -44,12 +44,7 @@ _COPY_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def assembled(
-    plan: DataPlan,
-    fingerprint: str,
-    hosts: Hosts | None,
-    work: Path,
-    base: WarmStart,
-    log: Callable[[str], Any],
+    plan: DataPlan, fingerprint: str, hosts: Hosts | None, work: Path, base: WarmStart, log: Callable[[str], Any]
 ) -> Iterator[Assembly | None]:
     """Yield an assembly that prepares by tasks on ``hosts``; None if this process shall prepare everything.
 
@@ -91,23 +86,11 @@ def forget_parts(storage: RunStorage) -> None:
 class Assembly:
     """A preparation by tasks, on the host that leads it.
 
-    Args:
-        plan: plan of the preparation.
-        setting: setting that all tasks share.
-        spans: spans that together hold all rows.
-        runner: runs the tasks on hosts.
-        work: the directory to write into; fetched results lie in a folder of it until :meth:`close`.
-        base: ids, statistics and profile of the warm start's parent.
+    ``spans`` together hold all rows. Fetched results lie in a folder of ``work`` until :meth:`close`.
     """
 
     def __init__(
-        self,
-        plan: DataPlan,
-        setting: Setting,
-        spans: Sequence[Span],
-        runner: TaskRunner,
-        work: Path,
-        base: WarmStart,
+        self, plan: DataPlan, setting: Setting, spans: Sequence[Span], runner: TaskRunner, work: Path, base: WarmStart
     ):
         self._plan, self._spans, self._runner, self._work = plan, spans, runner, work
         self._base = base

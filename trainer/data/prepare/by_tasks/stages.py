@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +24,20 @@ import numpy.typing as npt
 
 from trainer.data.batches.prepared_columns import FORMAT_VERSION
 from trainer.data.columns.dynamic_ids import UNKNOWN_ROW, IdMap
+from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import numeric_of
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.prepare import encode
-from trainer.data.prepare.arrays import (
-    CODE,
-    OFFSET,
-    USER_CODES,
-    Appender,
-    map_array,
-    open_ids,
-    write_array,
-    write_ids,
-)
+from trainer.data.prepare.arrays import CODE, OFFSET, USER_CODES, Appender, map_array, open_ids, write_array, write_ids
 from trainer.data.prepare.bad_rows import BadRows
-from trainer.data.prepare.by_tasks.encoded_files import ids_file, open_encoded, write_encoded
 from trainer.data.prepare.by_tasks.tasks import Desk, Setting, Task, planned, write_state
 from trainer.data.prepare.coding import TableIds
 from trainer.data.prepare.drift import sample_stride
-from trainer.data.prepare.encode import Span
+from trainer.data.prepare.encode import Encoded, Span
 from trainer.data.prepare.examples import CHUNK_ROWS, AllRows, ExampleRows
 from trainer.data.prepare.numbers import fit_numbers, write_numbers
 from trainer.data.prepare.part_cache import PartCache
+from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import SPLIT_NAMES, TRAIN, VALIDATION, TimeLimits
 from trainer.data.prepare.table_rows import finish_table, occurrences
 from trainer.data.prepare.workers import Workers
@@ -189,6 +181,62 @@ def rows(desk: Desk, task: Task, out: Path) -> None:
     write_state(out, {"unknown": unknown})
 
 
+def ids_file(folder: Path, domain: int) -> Path:
+    """Return the path of the file with a domain's distinct ids; ``domain`` is its number among ``plan.kinds``."""
+    return folder / f"ids-{domain}.arrow"
+
+
+def write_encoded(plan: DataPlan, encoded: Encoded, folder: Path) -> dict[str, str]:
+    """Write encoded rows as the files that :func:`open_encoded` reads; return the types of values by column name.
+
+    Arrays that are memory-mapped files already are linked or copied.
+    """
+    for number, domain in enumerate(plan.kinds):
+        write_ids(ids_file(folder, number), encoded.codes[domain].ids)
+    for name, array in _arrays(plan, encoded):
+        if isinstance(array, np.memmap) and array.filename is not None and array.offset == 0:
+            link_or_copy(Path(array.filename), folder / name)
+        else:
+            array.tofile(folder / name)
+    return {name: array.dtype.str for name, array in encoded.values.items()}
+
+
+def open_encoded(plan: DataPlan, folder: Path, num_rows: int, types: dict[str, str]) -> Encoded:
+    """Return encoded rows, memory-mapped.
+
+    ``types``: result of :func:`write_encoded`.
+    """
+    columns: dict[Any, Any] = {}
+    for number, use in enumerate(plan.uses):
+        if use.is_list:
+            values = map_array(folder / f"column-{number}.values", CODE)
+            columns[use] = Jagged(values, map_array(folder / f"column-{number}.offsets", OFFSET))
+        else:
+            columns[use] = map_array(folder / f"column-{number}", CODE)
+    return Encoded(
+        num_rows,
+        {domain: Codes(open_ids(ids_file(folder, number))) for number, domain in enumerate(plan.kinds)},
+        columns,
+        {
+            one.name: map_array(folder / plan.value_file(one.name), types[one.name]).reshape(-1, *one.shape)
+            for one in plan.values
+            if one.name in types
+        },
+    )
+
+
+def _arrays(plan: DataPlan, encoded: Encoded) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    for number, use in enumerate(plan.uses):
+        column = encoded.columns[use]
+        if isinstance(column, Jagged):
+            yield f"column-{number}.values", column.values
+            yield f"column-{number}.offsets", column.offsets
+        else:
+            yield f"column-{number}", column
+    for name, array in encoded.values.items():
+        yield plan.value_file(name), array
+
+
 def sample_file(feature: str) -> str:
     return f"{feature}.sample.bin"
 
@@ -237,20 +285,14 @@ STAGES: dict[str, Callable[[Desk, Task, Path], None]] = {
 def perform(setting: Setting, task: Task, directory: Path) -> None:
     """Perform a task on this host, and put its result into the storage.
 
-    Args:
-        setting: setting that all tasks of the preparation share.
-        task: the task.
-        directory: folder for temporary files.
+    ``directory``: folder for temporary files.
 
     Raises:
         DataError: rows cannot be trained on, or this host sees other files than the leading host.
         StorageError: the storage does not answer, or the result of another task is damaged.
     """
     plan, folders = planned(setting), setting.folders()
-    with (
-        tempfile.TemporaryDirectory(dir=directory, prefix=f"{task.name}-") as own,
-        Workers(setting.threads) as workers,
-    ):
+    with tempfile.TemporaryDirectory(dir=directory, prefix=f"{task.name}-") as own, Workers(setting.threads) as workers:
         out = Path(own) / "out"
         out.mkdir()
         STAGES[task.stage](Desk(plan, folders, Path(own), workers), task, out)

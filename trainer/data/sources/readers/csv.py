@@ -77,7 +77,8 @@ class CsvReader(TextReader):
                         one.add(batch.column(name))
                 break
             except pa.ArrowInvalid as error:
-                failed = self._failed_column(error, path)
+                match = _FAILED_COLUMN.search(str(error))
+                failed = self.schema(path).names[int(match[1])] if match else None
                 if failed is None or failed not in types:
                     raise
                 if pa.types.is_string(types[failed]):
@@ -120,16 +121,8 @@ class CsvReader(TextReader):
             self._heads[path] = head_of(path, self.delimiter)
         return self._heads[path]
 
-    def _failed_column(self, error: Exception, path: FilePath) -> str | None:
-        match = _FAILED_COLUMN.search(str(error))
-        return self.schema(path).names[int(match[1])] if match else None
-
     def _open(
-        self,
-        path: FilePath,
-        columns: Sequence[str] | None,
-        types: Mapping[str, pa.DataType],
-        text: _Text | None = None,
+        self, path: FilePath, columns: Sequence[str] | None, types: Mapping[str, pa.DataType], text: _Text | None = None
     ) -> pa.csv.CSVStreamingReader:
         head = self._head(path)
         return pa.csv.open_csv(
@@ -211,8 +204,6 @@ class _Text:
 
 
 class _CountedText(_Text):
-    """Stream of a file's bytes that counts the lines read."""
-
     def __init__(self, stream: pa.NativeFile):
         super().__init__(stream)
         self._num_ends, self._tail = 0, b""

@@ -24,10 +24,8 @@ _PARTITION = "partition."
 class DeltaReader(ParquetReader):
     """The files of a table.
 
-    Args:
-        paths: the files.
-        declared: the columns of the table; a file written before a column was added has nulls in it.
-        kept: for files with deleted rows, a mask of the rows that remain.
+    ``declared``: the columns of the table; a file written before a column was added has nulls in it. ``kept``: for
+    files with deleted rows, a mask of the rows that remain.
     """
 
     def __init__(

@@ -26,12 +26,8 @@ SEGMENT_MESSAGES = 1 << 18
 class FollowedTopic:
     """The segments of a topic in the order in which one reader reads them. Safe for use by several threads.
 
-    Args:
-        uri: uri of the topic.
-        messages: the dataset's settings ``messages``: format and columns of the topic's messages.
-        follow: the job's settings ``dataset.follow``.
-        journal: file that records the segments; None: the segments are lost with the process.
-        note: called with each message for the job's owner.
+    ``journal``: file that records the segments; None: they are lost with the process. ``note`` is called with each
+    message for the job's owner.
     """
 
     def __init__(

@@ -37,7 +37,6 @@ class Decoded:
     """The rows of some messages.
 
     Attributes:
-        batch: the rows, in the order of the messages.
         num_rows: number of rows of each message [messages].
         problems: reasons why messages cannot be read, by their position; such a message has no rows.
     """
@@ -50,8 +49,7 @@ class Decoded:
 class MessageFormat(ABC):
     """A format in which messages of a topic are written.
 
-    Args:
-        schema: the columns that are read.
+    ``schema``: the columns that are read.
     """
 
     def __init__(self, schema: pa.Schema):

@@ -57,8 +57,7 @@ class Journal:
     An attempt that is killed may have trained on batches after its last checkpoint: the next attempt reads the same
     segments again, so it takes the same steps. A line that a crash cut off is ignored.
 
-    Args:
-        path: path of the file; None: nothing is recorded.
+    Without a ``path`` nothing is recorded.
     """
 
     KEPT = 1000
