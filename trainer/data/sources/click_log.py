@@ -1,7 +1,6 @@
 """A generated click log with long-tailed ids, item clusters and the true probability of every click. Torch-free.
 
-``python -m trainer.data.sources.click_log --rows N --days D --out DIR`` writes
-``DIR/date=YYYY-MM-DD/part-00000.parquet`` with the columns:
+``evenkeel generate OUT`` writes ``OUT/date=YYYY-MM-DD/part-00000.parquet`` with the columns:
 
 ===========  ===========================================================================================
 user, item   int64 ids; Zipf-distributed popularity
@@ -21,7 +20,6 @@ items appears only after the first day. Every value is a function of (seed, day,
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import shutil
 from collections.abc import Iterator
@@ -239,25 +237,3 @@ def write_day(table: pa.Table, directory: Path, day: int) -> Path:
         pq.write_table(table, work / "part-00000.parquet", row_group_size=1 << 17, compression="zstd")
         shutil.rmtree(folder, ignore_errors=True)
     return folder / "part-00000.parquet"
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.data.sources.click_log", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--rows", type=int, default=ClickLog.num_rows)
-    parser.add_argument("--days", type=int, default=ClickLog.num_days)
-    parser.add_argument("--seed", type=int, default=ClickLog.seed)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    try:
-        log = ClickLog(num_rows=options.rows, num_days=options.days, seed=options.seed)
-    except ValueError as error:
-        parser.error(str(error))
-    paths = generate(log, options.out)
-    print(f"{options.rows:,} rows, {log.num_users:,} users, {log.num_items:,} items, {log.num_queries:,} queries")
-    print(f"{paths[0]} ... {paths[-1]}")
-
-
-if __name__ == "__main__":
-    main()
