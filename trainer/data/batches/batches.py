@@ -119,10 +119,8 @@ class BatchReader:
         return Batch(features, labels, sample_offset, global_size, step, dense=dense)
 
     def _singles(self, rows: Int64s) -> KeyedJaggedTensor:
-        """Return the features of rows in which every feature has exactly one id.
-
-        The tensors of lengths and offsets are shared with the previous batch and must not be written to.
-        """
+        """Return the features of rows in which every feature has exactly one id."""
+        # The tensors of lengths and offsets are shared with the previous batch and must not be written to.
         count, number = len(rows), len(self._columns)
         if self._ones is None or len(self._ones[0]) != number * count:
             self._ones = torch.ones(number * count, dtype=torch.int64), torch.arange(number * count + 1)

@@ -199,10 +199,7 @@ def _require_numbers(chunk: Chunk, column: str) -> None:
 
 
 def _numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
-    """Return a column of numbers (or numbers as text), dates or times as int64 or float64; times in microseconds.
-
-    ``purpose`` names the use of the column in errors.
-    """
+    """Return a column of numbers (or numbers as text), dates or times as int64 or float64; times in microseconds."""
     array = chunk.column(column)
     kind = array.type
     if array.null_count:

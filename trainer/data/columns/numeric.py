@@ -198,10 +198,8 @@ def _pieces(values: Float64s) -> Iterator[Float64s]:
 
 
 def _quantiles(values: Float64s) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the distinct quantiles of the training values, ascending, and the share of training values below each.
-
-    A value that equals several quantiles gets the mean of their shares.
-    """
+    """Return the distinct quantiles of the training values, ascending, and the share of training values below each."""
+    # A value that equals several quantiles gets the mean of their shares.
     sample = np.asarray(values[:: max(1, -(-len(values) // _SAMPLE_ROWS))])
     shares = np.linspace(0.0, 1.0, NUM_QUANTILES + 1)
     quantiles = np.quantile(sample[~np.isnan(sample)], shares)

@@ -206,10 +206,8 @@ class OnePassData(PreparedData):
             step += 1
 
     def _global_batches(self, epoch: int, step: int, place: Place, stopped: threading.Event) -> Iterator[GlobalBatch]:
-        """Yield the global batches from ``step`` on; the window of that step's first row must begin at ``place``.
-
-        A batch is yielded once a row after it, or the end, was read, because then the place after it is known.
-        """
+        """Yield the global batches from ``step`` on; the window of that step's first row must begin at ``place``."""
+        # A batch is yielded once a row after it, or the end, was read, because then the place after it is known.
         if place.is_end:
             return
         size, at = self.batch_size, step * self.batch_size

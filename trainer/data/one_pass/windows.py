@@ -41,10 +41,8 @@ CHANGED_REMEDY = "restore it unchanged, with its modification time, or start a n
 class Window:
     """Consecutive rows in the order of their files.
 
-    Attributes:
-        place: position at which the window begins.
-        after: position at which the next window begins.
-        sides: uint8 [rows], the split of each row as its number in ``SPLIT_NAMES``.
+    It begins at ``place``, the next one at ``after``. ``sides``: uint8 [rows], the split of each row as its number in
+    ``SPLIT_NAMES``.
     """
 
     place: Place

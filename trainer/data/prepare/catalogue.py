@@ -84,7 +84,6 @@ class Catalogue:
         return known
 
     def write(self, directory: Path) -> None:
-        """Write what :func:`open_catalogue` opens."""
         directory.mkdir()
         write_ids(directory / _IDS, self.ids)
         write_array(directory / _ROWS, self.rows, CODE)

@@ -38,11 +38,6 @@ class TableIds:
         self._begin()
 
     @property
-    def num_bytes(self) -> int:
-        """Size of the ids in memory, in bytes."""
-        return self.distinct.num_bytes
-
-    @property
     def num_runs(self) -> int:
         return len(self._runs)
 
@@ -75,8 +70,10 @@ class TableIds:
 
     def codes(self, run: int, start: int, stop: int) -> Int32s:
         """Return, for the ids of a run at places ``start`` to ``stop``, their positions among all ids."""
-        places = self.places.mapped()[start:stop]
-        return self._runs[run].codes_of(places) if self._runs else self._ranks[places]
+        places: Int32s = self.places.mapped()[start:stop]
+        if not self._runs:
+            return self._ranks[places]
+        return self._runs[run].codes.mapped()[self._runs[run].ranks.mapped()[places]]
 
     def _run(self, number: int) -> IdRun:
         return IdRun(self._kind, f"{self._name}.run-{number}", self._parts)

@@ -26,10 +26,9 @@ _NEGATIVES = 11
 
 
 class _Pool(NamedTuple):
-    """Items to draw: a sampler of places, the item at each place, each item's place (-1: none), items' weights.
+    """Items to draw: a sampler of places, the item at each place, each item's place (-1: none), items' weights."""
 
-    The last entry of ``place`` is the place of a missing item.
-    """
+    # The last entry of place is the place of a missing item.
 
     draws: UnseenUntil
     items: Int64s

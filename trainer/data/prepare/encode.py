@@ -167,10 +167,9 @@ def check_rows(plan: DataPlan, num_rows: int, times: PointInTime, matches: JoinM
 
 
 class _Step(NamedTuple):
-    """Work on one column, repeated for each chunk: ``read`` runs in any thread, ``append`` in the order of chunks.
+    """Work on one column, repeated for each chunk: ``read`` runs in any thread, ``append`` in the order of chunks."""
 
-    Steps with the same ``group`` append to the same files or tables, so they run ``append`` in turn.
-    """
+    # Steps with the same group append to the same files or tables, so they run append in turn.
 
     group: str
     read: Callable[[Chunk], Any]
@@ -242,8 +241,8 @@ class _EncodedWriter:
             groups.setdefault(step.group, []).append(functools.partial(step.append, value))
         self._workers.map(lambda appends: [append() for append in appends], groups.values())
         self.num_rows += len(chunk)
-        while sum(table.num_bytes for table in self._tables.values()) > IDS_BYTES:
-            max(self._tables.values(), key=lambda table: table.num_bytes).spill()
+        while sum(table.distinct.num_bytes for table in self._tables.values()) > IDS_BYTES:
+            max(self._tables.values(), key=lambda table: table.distinct.num_bytes).spill()
 
     def _make_steps(self) -> Iterator[_Step]:
         plan = self._plan

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.data.columns.values import Kind
-from trainer.data.columns.vocabulary import Int32s, encoded, id_type
+from trainer.data.columns.vocabulary import encoded, id_type
 from trainer.data.prepare.arrays import CODE, Appender
 from trainer.data.prepare.part_cache import PartCache
 
@@ -56,14 +56,6 @@ class IdRun:
         self.ranks = parts.appender(f"{name}.ranks", CODE)
         self.codes = parts.appender(f"{name}.codes", CODE)
         """For each id of the run, in ascending order, its position among the distinct ids of all runs."""
-
-    def codes_of(self, places: Int32s) -> Int32s:
-        """Return, for ids of this run, their positions among the distinct ids of all runs, int32.
-
-        ``places`` are the ids' numbers in this run's order of first appearance.
-        """
-        found: Int32s = self.codes.mapped()[self.ranks.mapped()[places]]
-        return found
 
 
 def merge_runs(runs: Sequence[IdRun], merged: IdFile, piece_bytes: int) -> None:

@@ -74,10 +74,8 @@ class JoinMatches:
         return tuple(warnings)
 
     def _files(self) -> dict[tuple[str, str, str], list[str]]:
-        """Return, for each joined file, the features that the model reads from it.
-
-        The keys are (name of the file's first join, key column in the file, key column in the rows).
-        """
+        """Return, for each joined file, the features that the model reads from it."""
+        # The keys are (name of the file's first join, key column in the file, key column in the rows).
         plan = self._plan
         joins = [(one.name, one.join.on, one.join_on) for one in plan.trained if one.join is not None]
         if plan.items is not None:

@@ -449,10 +449,8 @@ def _check_roles(plan: DataPlan) -> None:
 
 
 def _kinds(plan: DataPlan, joins: dict[str, JoinTable]) -> dict[str, Kind]:
-    """Return the kind of ids, integers or strings, of each domain (a set of ids that columns share).
-
-    The domain's first column decides; the ids of its other columns are converted.
-    """
+    """Return the kind of ids, integers or strings, of each domain (a set of ids that columns share)."""
+    # The domain's first column decides; the ids of its other columns are converted.
     kinds: dict[str, Kind] = {}
     owners_first = sorted(plan.features, key=lambda feature: feature.table != feature.name)
     for feature in owners_first:

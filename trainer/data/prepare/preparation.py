@@ -411,10 +411,8 @@ def _write_tables(
 def _quarantine(
     plan: DataPlan, directory: Path, work: Path, parts: PartCache, fence: Callable[[], None]
 ) -> Iterator[BadRows | None]:
-    """Yield the writer of bad rows, or None if the dataset allows none and a bad row is an error.
-
-    At the end the file of bad rows appears in the parent folder of ``directory``, even if there were too many.
-    """
+    """Yield the writer of bad rows, or None if the dataset allows none and a bad row is an error."""
+    # At the end the file of bad rows appears in the parent folder of directory, even if there were too many.
     if plan.dataset.max_bad_rows is None:
         yield None
         return

@@ -170,10 +170,8 @@ class ClickLog(DailyLog):
 
     @cached_property
     def _birth_days(self) -> Int64s:
-        """Return the day from which on each item appears, int64 [items].
-
-        The day is 0 for nine tenths of the items, and always for the first ``num_clusters``, the most popular.
-        """
+        """Return the day from which on each item appears, int64 [items]."""
+        # The day is 0 for nine tenths of the items, and always for the first num_clusters, the most popular.
         late = self._world(1, self.num_items) < 0.1
         late[: self.num_clusters] = False
         day = 1 + (self._world(2, self.num_items) * max(1, self.num_days - 1)).astype(np.int64)

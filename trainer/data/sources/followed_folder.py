@@ -35,9 +35,7 @@ _NAMED = 5
 class Taken:
     """A file whose reading has begun, with its size and time of change at that moment.
 
-    Attributes:
-        number: number of files that were read before this file.
-        name: path of the file below the folder, with ``/`` between the parts.
+    ``number`` files were read before it. ``name`` is its path below the folder, with ``/`` between the parts.
     """
 
     number: int

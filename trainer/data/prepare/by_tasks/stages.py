@@ -121,7 +121,7 @@ def table(desk: Desk, task: Task, out: Path) -> None:
     for span in spans:
         ids = open_ids(ids_file(desk.fetch(f"read-{span:05d}", [ids_file(Path(), number).name]), number))
         places.append((*known.append(ids), len(ids)))
-        if known.num_bytes > encode.IDS_BYTES:
+        if known.distinct.num_bytes > encode.IDS_BYTES:
             known.spill()
     ids = known.finish(encode.IDS_BYTES // 16)
     known.places.flush()
@@ -252,10 +252,8 @@ def _of_table(desk: Desk, file: str, table: int) -> Any:
 
 
 def _rewrite(source: Path, target: Path, of_code: Any) -> int:
-    """Write ``of_code[code]`` for each code of a file; return the number of results that are the unknown id's row.
-
-    The last entry of ``of_code`` belongs to code -1, a missing id.
-    """
+    """Write ``of_code[code]`` for each code of a file; return the number of results that are the unknown id's row."""
+    # The last entry of of_code belongs to code -1, a missing id.
     codes = map_array(source, CODE)
     written, unknown = Appender(target, CODE), 0
     for start in range(0, len(codes), CHUNK_ROWS):

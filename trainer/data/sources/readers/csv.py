@@ -150,10 +150,8 @@ class CsvReader(TextReader):
             raise self.unreadable(path, f"row {first_row + pc.index(found, True).as_py()} repeats the line of names")
 
     def _quoted(self, path: FilePath) -> re.Pattern[bytes]:
-        """Return the pattern of quoted fields: group 1 is the closing quote, with any stray character after it.
-
-        A quote opens a quoted field only if it is the field's first character.
-        """
+        """Return the pattern of quoted fields: group 1 is the closing quote, with any stray character after it."""
+        # A quote opens a quoted field only if it is the field's first character.
         delimiter = re.escape(self._head(path).delimiter.encode())
         return re.compile(rb'"(?<![^%b\r\n]")[^"]*(?:""[^"]*)*("[^%b\r\n]?)?' % (delimiter, delimiter))
 
@@ -183,10 +181,9 @@ class CsvReader(TextReader):
 
 
 class _Text:
-    """Stream of a file's bytes for Arrow, in which no block ends in a carriage return.
+    """Stream of a file's bytes for Arrow, in which no block ends in a carriage return."""
 
-    Arrow would drop a line feed at the beginning of the block after it.
-    """
+    # Arrow would drop a line feed at the beginning of the block after it.
 
     closed = False
 

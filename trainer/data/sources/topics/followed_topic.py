@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainer.data.errors import DataError
 from trainer.data.sources.topics.kafka import Ends, KafkaTopic, gone
-from trainer.data.sources.topics.segments import Journal, Range, Segment, next_offsets
+from trainer.data.sources.topics.segments import Journal, Range, Segment
 from trainer.spec import Follow
 from trainer.spec.messages import Messages
 
@@ -89,8 +89,9 @@ class FollowedTopic:
             ranges = _ranges(self._last, ends)
             if not ranges:
                 return None
-            firsts = {partition: one.first for partition, one in ends.items()}
-            segment = Segment(number, ranges, next_offsets(self._last, ranges, firsts))
+            offsets = {partition: one.first for partition, one in ends.items()} | dict(self._last.offsets)
+            offsets |= {one.partition: one.end for one in ranges}
+            segment = Segment(number, ranges, tuple(sorted(offsets.items())))
             self._journal.append(segment)
             self._keep(segment)
             return segment

@@ -36,9 +36,8 @@ class UnreadableError(ValueError):
 class Decoded:
     """The rows of some messages.
 
-    Attributes:
-        num_rows: number of rows of each message [messages].
-        problems: reasons why messages cannot be read, by their position; such a message has no rows.
+    ``num_rows``: number of rows of each message [messages]. ``problems``: reasons why messages cannot be read, by their
+    position; such a message has no rows.
     """
 
     batch: pa.RecordBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,9 +114,3 @@ class Journal:
 
 def _line(segment: Segment) -> bytes:
     return json.dumps(asdict(segment), separators=(",", ":")).encode() + b"\n"
-
-
-def next_offsets(before: Segment, ranges: Iterable[Range], first: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    """Return each partition's next offset after these ranges; ``first``: the offsets of new partitions."""
-    offsets = {**first, **dict(before.offsets)} | {one.partition: one.end for one in ranges}
-    return tuple(sorted(offsets.items()))
