@@ -136,5 +136,4 @@ class RawIds:
 
     def of_keys(self, keys: Int64s) -> list[str]:
         """Return the string of each hash; every hash must be in :attr:`keys`."""
-        strings: list[str] = self.ids.take(pa.array(np.searchsorted(self.keys, keys))).to_pylist()
-        return strings
+        return self.ids.take(pa.array(np.searchsorted(self.keys, keys))).to_pylist()

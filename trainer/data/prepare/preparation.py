@@ -48,8 +48,7 @@ from trainer.data.prepare.part_cache import PartCache, part_cache
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.row_figures import row_figures
-from trainer.data.prepare.seen_pairs import SeenPairs
-from trainer.data.prepare.sequences import SequenceRows, Sequences, Windows
+from trainer.data.prepare.sequences import Sequences, Windows
 from trainer.data.prepare.shared import SharedPreparedData
 from trainer.data.prepare.split import SPLIT_NAMES, time_limits
 from trainer.data.prepare.table_rows import check_parent_ids, codes_to_rows, finish_tables, ids_before
@@ -227,12 +226,11 @@ def _write(
         there = f"; they are in {task.work.parent / BAD_ROWS}" if bad_rows.num_bad else ""
         task.progress.log(bad_rows.in_words() + there)
     if assembly is None:
-        _finish(task, *_write_splits(task, encoded), bad_rows)
-    else:
-        _finish(task, splits, None, None, bad_rows)
+        splits = _write_splits(task, encoded)
+    _finish(task, splits, bad_rows)
 
 
-def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits, SeenPairs | None, SequenceRows | None]:
+def _write_splits(task: _Preparation, encoded: Encoded) -> FinishedSplits:
     """Write the splits in this process; return them, with seen items and sequences that are not yet written."""
     plan, work, base, workers, progress = task.plan, task.work, task.base, task.workers, task.progress
     split = plan.job.evaluation.split
@@ -240,7 +238,7 @@ def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits,
     grown, row_counts = finish_tables(plan, encoded, work, base.vocabulary, workers)
     rows_of = {table: one.row_of_code for table, one in grown.items()}
     unknown_share = codes_to_rows(plan, work, rows_of, workers, progress.log)
-    splits = FinishedSplits(
+    return FinishedSplits(
         encoded,
         grown,
         row_counts,
@@ -250,18 +248,13 @@ def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits,
         {name: writer.num_positives for name, writer in writers.items()},
         unknown_share,
         time_limits(split, encoded.order(str(plan.dataset.ordering))) if split.kind == "time" else None,
+        seen,
+        sequences,
     )
-    return splits, seen, sequences
 
 
-def _finish(
-    task: _Preparation,
-    splits: FinishedSplits,
-    seen: SeenPairs | None,
-    sequences: SequenceRows | None,
-    bad_rows: BadRows | None,
-) -> None:
-    """Write all files except the splits, the manifest last; after tasks, ``seen`` and ``sequences`` are None."""
+def _finish(task: _Preparation, splits: FinishedSplits, bad_rows: BadRows | None) -> None:
+    """Write all files except the splits, the manifest last."""
     plan, work, base, log = task.plan, task.work, task.base, task.progress.log
     encoded, grown, row_counts, numeric = splits.encoded, splits.grown, splits.row_counts, splits.numeric
     warnings = [*encoded.warnings, *check_parent_ids(base.vocabulary, grown, row_counts, plan.source.uri)]
@@ -274,8 +267,8 @@ def _finish(
         catalogue = catalogue_of(plan, encoded, grown, numeric)
         write_catalogue(catalogue, work, log)
     rows_of = {table: one.row_of_code for table, one in grown.items()}
-    if seen is not None:
-        seen.write(work, rows_of, {table: one.num_rows for table, one in grown.items()}, catalogue)
+    if splits.seen is not None:
+        splits.seen.write(work, rows_of, {table: one.num_rows for table, one in grown.items()}, catalogue)
     profile = profile_of(plan, encoded, row_counts, splits.labels, task.workers)
     held_out_from = [np.asarray(one).item() for one in splits.time_limits or () if one is not None]
     if held_out_from:
@@ -286,8 +279,8 @@ def _finish(
         moved = drift(base.profile, profile, plan, encoded, grown, row_counts)
         log(in_words(moved))
     num_examples, num_positives = splits.num_examples, splits.num_positives
-    if sequences is not None:
-        sequences.write(work, rows_of[plan.single("item").domain])
+    if splits.sequences is not None:
+        splits.sequences.write(work, rows_of[plan.single("item").domain])
         num_examples = num_positives = _sequence_examples(plan, Sequences(work))
     _write_tables(work / "tables", grown, row_counts, base.vocabulary, log)
     graphs = {

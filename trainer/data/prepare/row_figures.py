@@ -118,8 +118,7 @@ def _newest(plan: DataPlan, encoded: Encoded) -> npt.NDArray[np.bool_] | None:
     """Return a mask of the newest rows, bool [rows]: by their times, or else the last rows of a window of days."""
     times = encoded.values.get(order_name(plan.dataset.timestamp or ""))
     if times is not None:
-        newest: npt.NDArray[np.bool_] = times > np.quantile(times, 1.0 - NEWEST)
-        return newest
+        return times > np.quantile(times, 1.0 - NEWEST)
     if plan.job.dataset.window is None:
         return None
     return np.arange(encoded.num_rows) >= (1.0 - NEWEST) * encoded.num_rows

@@ -225,6 +225,7 @@ class FinishedSplits:
         row_counts: table -> the number of occurrences of each row in the training split.
         unknown_share: share of unknown ids by feature and split.
         time_limits: times that separate the splits of a split by time; None for other splits.
+        seen, sequences: collectors, to be written once ids have table rows; None after a preparation by tasks.
     """
 
     encoded: Encoded
@@ -236,3 +237,5 @@ class FinishedSplits:
     num_positives: dict[str, int]
     unknown_share: dict[str, dict[str, float]]
     time_limits: TimeLimits | None = None
+    seen: SeenPairs | None = None
+    sequences: SequenceRows | None = None

@@ -124,8 +124,7 @@ class NewsLog(DailyLog):
         leaning = self._autoregression(_LEANINGS, day, self.num_users, self.interest_memory)
         news = self._autoregression(_NEWS, day, 1, self.news_memory)
         odds = np.exp(self.interest_spread * leaning + self.news_spread * news)
-        shares: Floats = odds / odds.sum(axis=1, keepdims=True)
-        return shares
+        return odds / odds.sum(axis=1, keepdims=True)
 
     def _autoregression(self, stream: int, day: int, count: int, memory: float) -> Floats:
         """Return x_day [count, topics] of x_d = memory x_{d-1} + sqrt(1 - memory^2) e_d, each x standard normal."""
@@ -164,8 +163,7 @@ class NewsLog(DailyLog):
             return self.first_days
         draw = self._uniform((_WORLD, 2), self.num_items)
         # P(lives on for n days more) = survival^n, whatever its age.
-        lived: Int64s = self.first_days + np.floor(np.log1p(-draw) / np.log(survival)).astype(np.int64)
-        return lived
+        return self.first_days + np.floor(np.log1p(-draw) / np.log(survival)).astype(np.int64)
 
     @cached_property
     def item_weights(self) -> Floats:

@@ -351,14 +351,11 @@ class _Found:
 def _find_files(uri: str) -> _Found:
     single, listing = listed(uri)
     if single:
-        (parts, path), *_ = listing
+        ((_, path),) = listing
         if reader_of(path.name) is None:
-            json = ".json" in path.name.lower()
-            remedy = (
-                "rename it to .jsonl; an array of objects: jq -c '.[]' FILE > rows.jsonl"
-                if json
-                else "convert it, or rename it"
-            )
+            remedy = "convert it, or rename it"
+            if ".json" in path.name.lower():
+                remedy = "rename it to .jsonl; an array of objects: jq -c '.[]' FILE > rows.jsonl"
             remedy = "; ".join([remedy, *BROKEN_READERS.values()])
             raise DataError(f"has none of the endings {', '.join(SUFFIXES)}", where=str(path), remedy=remedy)
         only = (_checked(SourceFile(path)),)
@@ -366,11 +363,8 @@ def _find_files(uri: str) -> _Found:
     table = snapshot_of(uri, dict(listing))
     if table is not None:
         return _Found(False, _files_of(table, dict(listing)), table.reader, table.version, table.partition_types)
-    files = []
-    for parts, path in sorted(listing, key=lambda one: one[0]):
-        if not holds_rows(parts):
-            continue
-        files.append(_checked(file_below(parts, path)))
+    rows = sorted(((parts, path) for parts, path in listing if holds_rows(parts)), key=lambda one: one[0])
+    files = [_checked(file_below(parts, path)) for parts, path in rows]
     if not files:
         remedy = "; ".join(["put the data there, or correct uri", *BROKEN_READERS.values()])
         raise DataError(f"holds no file that ends in {', '.join(SUFFIXES)}", where=uri, remedy=remedy)

@@ -51,15 +51,12 @@ def assembled(
     This process prepares everything if there are no other hosts, if the rows fit in one span, or if an example depends
     on rows other than its own (:attr:`DataPlan.needs_all_rows`).
     """
-    if hosts is None:
-        yield None
-        return
-    if plan.needs_all_rows is not None:
+    spans: list[Span] = []
+    if hosts is not None and plan.needs_all_rows is not None:
         log(f"prepares on this host: {plan.needs_all_rows} need all rows")
-        yield None
-        return
-    spans = cut_spans(plan.source, SPAN_ROWS)
-    if len(spans) < 2:
+    elif hosts is not None:
+        spans = cut_spans(plan.source, SPAN_ROWS)
+    if hosts is None or len(spans) < 2:
         yield None
         return
     specs = plan.dataset.model_dump_json(), plan.job.model_dump_json()

@@ -72,8 +72,7 @@ class ParquetReader(Reader):
         # They are read in a process of its own, because pyarrow ends the process where they contradict the columns.
         command = [sys.executable, "-c", f"from {__name__} import print_spans; print_spans()"]
         done = subprocess.run(command, input=pickle.dumps(self.paths), capture_output=True, check=False)
-        spans: dict[str, int] = {} if done.returncode else json.loads(done.stdout)
-        return spans
+        return {} if done.returncode else json.loads(done.stdout)
 
 
 def print_spans() -> None:
