@@ -26,18 +26,10 @@ SEGMENT_MESSAGES = 1 << 18
 class FollowedTopic:
     """The segments of a topic in the order in which one reader reads them. Safe for use by several threads.
 
-    ``journal``: file that records the segments; None: they are lost with the process. ``note`` is called with each
-    message for the job's owner.
+    ``journal``: file that records the segments. ``note`` is called with each message for the job's owner.
     """
 
-    def __init__(
-        self,
-        uri: str,
-        messages: Messages,
-        follow: Follow,
-        journal: Path | None = None,
-        note: Callable[[str], None] = lambda message: None,
-    ):
+    def __init__(self, uri: str, messages: Messages, follow: Follow, journal: Path, note: Callable[[str], None]):
         self.uri, self.follow, self._note = uri, follow, note
         self._kafka = KafkaTopic(uri, messages, follow, note)
         self._journal = Journal(journal)
