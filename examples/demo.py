@@ -34,6 +34,7 @@ from embeddings.store import open_store
 from embeddings.vectors.item_vectors import FOUND, ItemVectors
 from service.client import Client, ServiceError
 from service.client.http import DEFAULT_URL
+from trainer.data.sources.click_log import ClickLog, generate
 from trainer.runs import run_process
 from trainer.spec import DatasetSpec, JobSpec, SpecError, load_documents, parse_dataset, parse_job
 
@@ -108,16 +109,7 @@ class Demo:
         assert dataset is not None
         if self.data is None:
             rows = self.home / "clicklog"
-            command = [
-                sys.executable,
-                "-m",
-                "trainer.data.sources.click_log",
-                "--rows",
-                str(self.num_rows),
-                "--days",
-                "10",
-            ]
-            subprocess.run([*command, "--out", str(rows)], check=True, stdout=subprocess.DEVNULL)
+            generate(ClickLog(num_rows=self.num_rows, num_days=10), rows)
             dataset = parse_dataset(dataset.model_dump(mode="json") | {"uri": str(rows)})
         else:
             dataset = parse_dataset(dataset.model_dump(mode="json") | {"uri": str(Path(dataset.uri).resolve())})
@@ -375,7 +367,7 @@ def lead(demo: Demo, keep: bool = False) -> int:
         ServiceError,
         SpecError,
         TimeoutError,
-        subprocess.CalledProcessError,
+        ValueError,
         httpx.HTTPError,
     ) as error:
         say(f"\nDEMO FAILED: {error}")

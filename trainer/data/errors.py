@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 
@@ -20,7 +21,7 @@ class DataError(ValueError):
         super().__init__(f"{where}: {what} ({remedy})")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.what, self.where, self.remedy)
+        return functools.partial(type(self), where=self.where, remedy=self.remedy), (self.what,)
 
 
 class DataAwayError(DataError):
@@ -37,7 +38,3 @@ class DataMemoryError(DataError):
     """Rows could not be read for lack of memory; the rows themselves may be valid."""
 
     code = "out_of_memory"
-
-
-def _rebuild(kind: type[DataError], what: str, where: str, remedy: str) -> DataError:
-    return kind(what, where=where, remedy=remedy)

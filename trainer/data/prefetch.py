@@ -67,8 +67,7 @@ class Prefetched(Generic[T], Iterator[T]):
             if item is not None:
                 raise item
             raise StopIteration
-        value: T = item
-        return value
+        return item
 
     def close(self) -> None:
         """End the thread, and wait for the item that it is making; no more items come."""

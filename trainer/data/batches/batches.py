@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torchrec import KeyedJaggedTensor
 
+from trainer.data.batches.bags import features_of
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.fresh_negatives import FreshNegatives
 from trainer.data.batches.loss_shares import LossShares
-from trainer.data.batches.number_columns import NumberColumns, number_columns
+from trainer.data.batches.number_columns import VectorColumns, number_columns
 from trainer.data.batches.order import rank_slice
 from trainer.data.batches.prepared_columns import PreparedColumns
 from trainer.data.batches.sequence_batches import SequenceReader, ranking_batches
 from trainer.data.columns.hashing import Int64s
 from trainer.data.columns.jagged import Jagged
 from trainer.data.prefetch import Prefetched
+
+if TYPE_CHECKING:
+    from trainer.data.one_pass.rows import Rows
 
 
 def train_batches(
@@ -73,29 +77,13 @@ def _training_reader(data: PreparedColumns, epoch: int) -> Callable[[Int64s, int
     return BatchReader(data, SplitColumns.of(data, "train"), negatives).batch
 
 
-class RowColumns(Protocol):
-    """Columns from which the rows of batches are gathered: table rows and weights by key, labels, numbers."""
-
-    @property
-    def columns(self) -> Sequence[npt.NDArray[np.integer] | Jagged]: ...
-
-    @property
-    def weights(self) -> Sequence[npt.NDArray[np.float32] | None]: ...
-
-    @property
-    def labels(self) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]: ...
-
-    @property
-    def numbers(self) -> NumberColumns | None: ...
-
-
 class SplitColumns(NamedTuple):
     """The columns of one split of prepared data."""
 
     columns: Sequence[npt.NDArray[np.integer] | Jagged]
     weights: Sequence[npt.NDArray[np.float32] | None]
     labels: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
-    numbers: NumberColumns | None
+    numbers: npt.NDArray[np.float32] | VectorColumns | None
 
     @staticmethod
     def of(data: PreparedColumns, split: str) -> SplitColumns:
@@ -112,7 +100,7 @@ class SplitColumns(NamedTuple):
 class BatchReader:
     """Reader that gathers rows of columns into the tensors of a batch."""
 
-    def __init__(self, data: PreparedColumns, rows: RowColumns, negatives: FreshNegatives | None = None):
+    def __init__(self, data: PreparedColumns, rows: SplitColumns | Rows, negatives: FreshNegatives | None = None):
         self._negatives = negatives
         self._names = [key.name for key in data.keys]
         self._columns, self._weights = rows.columns, rows.weights
@@ -124,24 +112,15 @@ class BatchReader:
         self._dtype = flat[0] if flat else np.dtype(np.int32)
         self._ones: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def batch(
-        self,
-        rows: Int64s,
-        sample_offset: int,
-        global_size: int,
-        step: int,
-        first_sample: int,
-    ) -> Batch:
+    def batch(self, rows: Int64s, sample_offset: int, global_size: int, step: int, first_sample: int) -> Batch:
         features = self._singles(rows) if self._single else self._bags(rows, first_sample)
         labels = torch.from_numpy(self._labels[rows].astype(np.float32))
         dense = None if self._numbers is None else torch.from_numpy(np.asarray(self._numbers[rows]))
         return Batch(features, labels, sample_offset, global_size, step, dense=dense)
 
     def _singles(self, rows: Int64s) -> KeyedJaggedTensor:
-        """Return the features of rows in which every feature has exactly one id.
-
-        The tensors of lengths and offsets are shared with the previous batch and must not be written to.
-        """
+        """Return the features of rows in which every feature has exactly one id."""
+        # The tensors of lengths and offsets are shared with the previous batch and must not be written to.
         count, number = len(rows), len(self._columns)
         if self._ones is None or len(self._ones[0]) != number * count:
             self._ones = torch.ones(number * count, dtype=torch.int64), torch.arange(number * count + 1)
@@ -161,9 +140,7 @@ class BatchReader:
         for number, part in enumerate(parts):
             if isinstance(part, Jagged):
                 lengths[number] = part.lengths
-                flat.append(part.values)
-            else:
-                flat.append(part)
+            flat.append(part.values if isinstance(part, Jagged) else part)
         if self._negatives is not None:
             users = parts[self._user]
             assert not isinstance(users, Jagged)
@@ -174,16 +151,7 @@ class BatchReader:
         weights = None
         if any(one is not None for one in self._weights):
             weights = torch.from_numpy(self._weights_of(rows, flat))
-        offsets = np.zeros(lengths.size + 1, dtype=np.int64)
-        np.cumsum(lengths.ravel(), out=offsets[1:])
-        return KeyedJaggedTensor(
-            keys=self._names,
-            values=torch.from_numpy(values),
-            weights=weights,
-            lengths=torch.from_numpy(lengths.ravel()),
-            offsets=torch.from_numpy(offsets),
-            stride=count,
-        )
+        return features_of(self._names, values, lengths, weights)
 
     def _weights_of(self, rows: Int64s, flat: list[npt.NDArray[np.integer]]) -> npt.NDArray[np.float32]:
         """Return the weight of every id of the batch, float32; ids of features without weights have weight 1."""

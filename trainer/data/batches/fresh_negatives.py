@@ -37,9 +37,8 @@ class FreshNegatives:
     def draw(self, users: npt.NDArray[np.int32], first_sample: int) -> Int64s:
         """Return negatives, item rows int64 [b], for consecutive examples of the epoch's global order.
 
-        Args:
-            users: table row of each example's user, [b].
-            first_sample: number of the first example in the global order.
+        ``users``: table row of each example's user, [b]; ``first_sample``: number of the first example in the global
+        order.
         """
         samples = np.arange(first_sample, first_sample + len(users))
         negatives = self._items[self._unseen.draw(users, random_words(self._key, samples))]

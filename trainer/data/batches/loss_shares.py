@@ -17,9 +17,8 @@ from trainer.data.columns.hashing import Int64s
 class LossShares:
     """The shares of training rows in the loss, for data with weights of rows or several labels.
 
-    Args:
-        labels: float [rows, labels] if there are several labels, with NaN for absent labels; None for a single label.
-        weights: float32 [rows]; None if rows have no weights.
+    ``labels``: float [rows, labels] if there are several labels, with NaN for absent labels. ``weights``: float32
+    [rows]. None: a single label, no weights.
     """
 
     def __init__(self, labels: npt.NDArray[np.floating] | None, weights: npt.NDArray[np.float32] | None):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import numpy.typing as npt
 
@@ -15,23 +13,17 @@ Float32s = npt.NDArray[np.float32]
 Int64s = npt.NDArray[np.int64]
 
 
-class NumberColumns(Protocol):
-    """Numbers by row: an array [rows, n], or an object that gathers such rows from several arrays."""
-
-    def __getitem__(self, rows: Int64s) -> Float32s: ...
-
-
-def number_columns(data: PreparedColumns, split: str) -> NumberColumns | None:
+def number_columns(data: PreparedColumns, split: str) -> Float32s | VectorColumns | None:
     """Return the numbers and vectors of a split's examples, arranged as in :mod:`trainer.data.columns.vectors`.
 
     None if the data have neither.
     """
     if data.vectors:
-        return _WithVectors(data, split)
+        return VectorColumns(data, split)
     return data.numbers(split) if data.num_dense else None
 
 
-class _WithVectors:
+class VectorColumns:
     """Numbers and vectors of examples; the items' vectors are looked up in the catalogue by the example's item.
 
     Prepared data hold the items' vectors once, in the catalogue, and not for each example.

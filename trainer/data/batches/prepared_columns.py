@@ -65,53 +65,12 @@ class TableInfo:
 class PreparedColumns:
     """Memory-mapped splits and vocabularies, and the order of the training rows."""
 
-    directory: Path
-    tables: dict[str, TableInfo]
-    keys: tuple[Key, ...]
-    """Keys of the batches, in their order: the dataset's features, then ``item__negative`` for BPR.
-
-    Sequence models have the keys of :mod:`trainer.data.batches.sequence_batches`."""
-    tasks: tuple[LabelTask, ...]
-    """The dataset's labels if there are several; () for a single label."""
-    is_weighted: bool
-    """True if rows have weights."""
-    sequence: dict[str, Any] | None
-    """Settings of a sequence model's batches, None for other models."""
-    sampling: str
-    """Distribution of the negatives that are drawn anew in each epoch: uniform, popularity or in_batch."""
-    sampling_power: float
-    unread: list[str]
-    """Features of the dataset that a sequence model does not read."""
-    draws_negatives: bool
-    """True if examples of label 0 are negatives that the preparation drew."""
-    num_examples: dict[str, int]
-    """Number of examples by split: train, validation, test."""
-    num_positives: dict[str, int]
-    unknown_share: dict[str, dict[str, float]]
-    """Share of ids that are unknown (table row 1), by feature and split."""
-    graphs: dict[str, dict[str, Any]]
-    """The job's graphs, name -> facts: its table, and the numbers of edges that were read, left out and kept."""
-    num_dense: int
-    """Number of numeric features in a batch."""
-    num_item_numbers: int
-    """Number of numeric features of the item table, which come last among all numeric features."""
-    vectors: tuple[Vector, ...]
-    """Vectors of the rows, then of the item table."""
-    bad_rows: dict[str, int] | None
-    """Number of bad rows that were left out, by reason; None if bad rows are errors."""
-    drift: list[dict[str, Any]] | None
-    """Drift of the rows from those of the parent run (trainer.data.prepare.drift); None without a warm start."""
-    warnings: list[str]
-    """Messages for the owner of the rows about joins and graphs with few matching ids."""
-    row_figures: dict[str, float | None]
-    """Figures of all rows (trainer.data.prepare.row_figures); empty if an earlier version prepared the data."""
-    dataset_fingerprint: str
-    seed: int
-    batch_size: int
-
     def __init__(self, directory: Path, manifest: dict[str, Any]):
         self.directory = directory
         self.keys = tuple(Key(**key) for key in manifest["keys"])
+        """Keys of the batches, in their order: the dataset's features, then ``item__negative`` for BPR.
+
+        Sequence models have the keys of :mod:`trainer.data.batches.sequence_batches`."""
         self.tables = {
             name: TableInfo(
                 name,
@@ -124,31 +83,45 @@ class PreparedColumns:
         self.is_bpr = bool(manifest["is_bpr"])
         self.label_dtype = np.dtype(manifest.get("label_dtype", LABEL.name))
         self.tasks = tuple(LabelTask.of_json(task) for task in manifest.get("labels", ()))
+        """The dataset's labels if there are several; () for a single label."""
         self.is_weighted = bool(manifest.get("weighted"))
-        self.sequence = manifest.get("sequence")
-        self.unread = manifest.get("unread", [])
-        # An older version prepared the data, which drew item2vec's negatives by popularity and all others uniformly.
-        papers = "popularity" if (self.sequence or {}).get("kind") == "item2vec" else "uniform"
-        sampling = manifest.get("sampling", {"distribution": papers, "power": 0.75})
-        self.sampling, self.sampling_power = sampling["distribution"], sampling["power"]
+        """True if rows have weights."""
+        self.sequence: dict[str, Any] | None = manifest.get("sequence")
+        """Settings of a sequence model's batches, None for other models."""
+        self.unread: list[str] = manifest.get("unread", [])
+        """Features of the dataset that a sequence model does not read."""
+        self.sampling: str = manifest["sampling"]["distribution"]
+        """Distribution of the negatives that are drawn anew in each epoch: uniform, popularity or in_batch."""
+        self.sampling_power: float = manifest["sampling"]["power"]
         self.draws_negatives = bool(manifest.get("draws_negatives"))
+        """True if examples of label 0 are negatives that the preparation drew."""
         self.num_rows_read = int(manifest["num_rows_read"])
-        self.num_examples = manifest["num_examples"]
-        self.num_positives = manifest["num_positives"]
-        self.unknown_share = manifest["unknown_share"]
-        self.graphs = manifest.get("graphs", {})
+        self.num_examples: dict[str, int] = manifest["num_examples"]
+        """Number of examples by split: train, validation, test."""
+        self.num_positives: dict[str, int] = manifest["num_positives"]
+        self.unknown_share: dict[str, dict[str, float]] = manifest["unknown_share"]
+        """Share of ids that are unknown (table row 1), by feature and split."""
+        self.graphs: dict[str, dict[str, Any]] = manifest.get("graphs", {})
+        """The job's graphs, name -> facts: its table, and the numbers of edges that were read, left out and kept."""
         self.num_dense = len(manifest.get("numeric", []))
+        """Number of numeric features in a batch."""
         self.vectors = vectors_from(manifest.get("vectors", []))
+        """Vectors of the rows, then of the item table."""
         self._items: dict[str, int] | None = manifest.get("items")
         self.num_item_numbers = 0 if self._items is None else self._items["num_numbers"]
-        self.drift = manifest.get("drift")
-        self.warnings = manifest.get("warnings", [])
-        self.row_figures = manifest.get("row_figures", {})
-        self.bad_rows = manifest.get("bad_rows")
-        self.fingerprint = manifest["fingerprint"]
-        self.dataset_fingerprint = manifest["dataset_fingerprint"]
-        self.seed = manifest["seed"]
-        self.batch_size = manifest["batch_size"]
+        """Number of numeric features of the item table, which come last among all numeric features."""
+        self.drift: list[dict[str, Any]] | None = manifest.get("drift")
+        """Drift of the rows from those of the parent run (trainer.data.prepare.drift); None without a warm start."""
+        self.warnings: list[str] = manifest.get("warnings", [])
+        """Messages for the owner of the rows about joins and graphs with few matching ids."""
+        self.row_figures: dict[str, float | None] = manifest.get("row_figures", {})
+        """Figures of all rows (trainer.data.prepare.row_figures); empty if an earlier version prepared the data."""
+        self.bad_rows: dict[str, int] | None = manifest.get("bad_rows")
+        """Number of bad rows that were left out, by reason; None if bad rows are errors."""
+        self.fingerprint: str = manifest["fingerprint"]
+        self.dataset_fingerprint: str = manifest["dataset_fingerprint"]
+        self.seed: int = manifest["seed"]
+        self.batch_size: int = manifest["batch_size"]
 
     @classmethod
     def open(cls, directory: Path | str) -> Self:
@@ -173,8 +146,6 @@ class PreparedColumns:
             return cls.open(directory).fingerprint
         except DataError:
             return None
-
-    # --- tables
 
     def vocabulary(self, table: str) -> pa.Array:
         """Return a table's raw ids (int64 or large_string), memory-mapped: entry i belongs to table row i + 2."""
@@ -224,8 +195,6 @@ class PreparedColumns:
             )
         return open_graph(self.directory / GRAPHS, name)
 
-    # --- splits
-
     @property
     def steps_per_epoch(self) -> int:
         return -(-self.num_examples["train"] // self.batch_size)
@@ -246,10 +215,10 @@ class PreparedColumns:
         If the dataset has an item table, positions in the catalogue replace the table rows. Only written for BPR and
         for jobs that ask for rankings of all items.
         """
-        parts = {
-            name: map_array(self.directory / f"seen.{name}.bin", OFFSET) for name in ("items", "shifted", "starts")
-        }
-        return SeenItems(parts["shifted"], parts["starts"], len(parts["items"])), parts["items"]
+        items, shifted, starts = (
+            map_array(self.directory / f"seen.{name}.bin", OFFSET) for name in ("items", "shifted", "starts")
+        )
+        return SeenItems(shifted, starts, len(items)), items
 
     @cached_property
     def catalogue(self) -> Catalogue | None:
@@ -274,7 +243,7 @@ class PreparedColumns:
     def windows(self) -> Windows:
         """The pieces of sequences that sasrec, gru4rec and hstu train on."""
         assert self.sequence is not None
-        return self.sequences.windows(self.sequence["length"])
+        return Windows(self.sequences.train, self.sequence["length"])
 
     def labels(self, split: str) -> npt.NDArray[np.uint8] | npt.NDArray[np.float32]:
         """Return the labels of a split: uint8 [examples] of 0 and 1, or float32 [examples] for a real-valued label.
@@ -343,8 +312,6 @@ class PreparedColumns:
                 remedy="remove the folder: the next attempt prepares it again",
             )
         # Plain arrays are faster to index: numpy's memmap class does extra work on each access.
-        return (
-            Jagged(*(part.view(np.ndarray) for part in column))
-            if isinstance(column, Jagged)
-            else (column.view(np.ndarray))
-        )
+        if isinstance(column, Jagged):
+            return Jagged(*(part.view(np.ndarray) for part in column))
+        return column.view(np.ndarray)

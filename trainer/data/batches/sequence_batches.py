@@ -17,6 +17,7 @@ import torch
 from torchrec import KeyedJaggedTensor
 
 from embeddings.tables.philox import philox4x32, table_key
+from trainer.data.batches.bags import features_of
 from trainer.data.batches.batch import Batch
 from trainer.data.batches.fresh_negatives import IN_BATCH_DRAWS
 from trainer.data.batches.order import rank_slice
@@ -127,14 +128,7 @@ class NextItems:
         return gather_spans(self._train.values, begin + 1, end - begin - 1).values.astype(np.int64)
 
     def _draw(self, had: Jagged, owners: Int64s, random: UInt64s, whole: Int64s | None) -> Int64s:
-        """Return negatives, int64 [n]: draw i uses the word ``random[i]`` and excludes list ``owners[i]`` of ``had``.
-
-        Args:
-            had: lists of the items that must not be drawn.
-            owners: for each draw, the number of its list.
-            random: random words, uint64 [n].
-            whole: rows of the global batch, from whose targets items are drawn; None: from all training items.
-        """
+        """Return a negative for each word of ``random`` [n], from ``whole`` if given, but not of list ``owners[i]``."""
         negatives = self._unseen.draw(had, owners, random)
         if whole is None:
             return negatives
@@ -307,14 +301,8 @@ def _lists(items: npt.NDArray[np.integer], lengths: npt.NDArray[np.integer]) -> 
 
 
 def _features(lists: Mapping[str, Jagged]) -> KeyedJaggedTensor:
-    lengths = np.concatenate([lists[name].lengths for name in SEQUENCE_KEYS])
-    return KeyedJaggedTensor(
-        keys=list(SEQUENCE_KEYS),
-        values=torch.from_numpy(np.concatenate([lists[name].values for name in SEQUENCE_KEYS], dtype=np.int64)),
-        lengths=torch.from_numpy(lengths),
-        offsets=torch.from_numpy(np.append(0, np.cumsum(lengths))),
-        stride=len(lists[ITEM].lengths),
-    )
+    values = np.concatenate([lists[name].values for name in SEQUENCE_KEYS], dtype=np.int64)
+    return features_of(SEQUENCE_KEYS, values, np.stack([lists[name].lengths for name in SEQUENCE_KEYS]))
 
 
 def _batch(

@@ -24,9 +24,7 @@ Problem = tuple[str, str, Mask]
 class Column(ABC):
     """A column with one value per row.
 
-    Attributes:
-        name: name of the column, unique among the values of a plan. Names of features have no blank; other names have
-            one.
+    ``name`` is unique among the values of a plan. Names of features have no blank; other names have one.
     """
 
     name: str
@@ -68,8 +66,6 @@ class Column(ABC):
     def matches(self, chunk: Chunk, found: npt.NDArray[Any]) -> KeyMatches | None:
         """Return counts of the keys that were found; None for columns that look no values up by keys.
 
-        Args:
-            chunk: the rows.
-            found: their values as :meth:`read` returned them.
+        ``found``: the values of the rows, as :meth:`read` returned them.
         """
         return None

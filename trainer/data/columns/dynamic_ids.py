@@ -12,22 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from trainer.data.columns.hashing import UInt64s, id_keys, unmix
-from trainer.data.columns.vocabulary import Codes
+from trainer.data.columns.hashing import Int64s, UInt64s, id_keys, unmix
+from trainer.data.columns.vocabulary import Codes, Int32s
 
 NUM_SPECIAL_ROWS = 2  # row 0 is padding, row 1 the unknown id
 UNKNOWN_ROW = 1
 
 _RUN = b"run"
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-
-
-def _no_runs() -> Int32s:
-    return np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -43,10 +36,10 @@ class IdMap:
     """
 
     ids: pa.Array
-    last_seen: Int32s = field(default_factory=_no_runs)
+    last_seen: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
     run: int = 0
     retired: pa.Array = None
-    retired_in: Int32s = field(default_factory=_no_runs)
+    retired_in: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
 
     def __post_init__(self) -> None:
         if self.retired is None:
@@ -92,7 +85,6 @@ class GrownTable:
     """A table after a run's training data was added to its parent's.
 
     Attributes:
-        ids: the new map.
         row_of_code: int32 [n + 1], the table row of each of the data's n distinct ids; the last entry is for a missing
             id.
         parent_rows: int64 [num_rows], the row of the same id in the parent's table; -1 for new ids, which come last.

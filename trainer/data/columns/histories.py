@@ -71,8 +71,7 @@ class PreviousValues:
 class HistoryLookup:
     """For each id in ``by``, the values of ``previous`` in the order of ``order``, over all rows of a dataset.
 
-    Args:
-        rows_of: function that returns, for a chunk, the table row of each id in the column ``previous``.
+    ``rows_of`` returns, for a chunk, the table row of each id in the column ``previous``.
     """
 
     def __init__(self, source: Source, by: str, order: str, previous: str, length: int, rows_of: Any):

@@ -43,10 +43,8 @@ _INTEGER = r"^(0|-?[1-9][0-9]{0,18})$"
 class IdColumn:
     """A column with one id in each row.
 
-    Attributes:
-        column: name of the column.
-        domain: name of the set of ids that the column's codes refer to: a table's name, or ``by:COLUMN``.
-        weights: name of the column with the weights of a list's ids; None: they have no weights.
+    ``domain`` is the name of the set of ids that the column's codes refer to: a table's name, or ``by:COLUMN``.
+    ``weights``: name of the column with the weights of a list's ids; None: they have no weights.
     """
 
     column: str

@@ -41,12 +41,6 @@ def rule_for(column: str, low: float, high: float, distinct: int) -> str:
 
     Of two distinct values the higher is positive. Of several, values from 80% of the highest on are positive, such as 4
     of 5 stars. If the lowest is 0 or negative, as in counts, all values above 0 are.
-
-    Args:
-        column: name of the column.
-        low: its least value.
-        high: its greatest value.
-        distinct: number of its distinct values.
     """
     limit = f">= {high:g}" if distinct == 2 else f">= {0.8 * high:g}" if low > 0 else "> 0"
     return f"label: {{rule: '{column} {limit}'}}"
@@ -113,10 +107,7 @@ class RowWeights(Column):
 
     column: str
     name = "row weights"
-
-    @property
-    def split_file(self) -> str:
-        return ROW_WEIGHTS
+    split_file = ROW_WEIGHTS
 
     def read(self, chunk: Chunk) -> npt.NDArray[np.float32]:
         numbers, bad = as_floats(chunk.column(self.column))
@@ -147,10 +138,7 @@ def labels_of(
 
     The labels come from ``label.column`` or ``label.rule``; with ``label.positive`` all are 1.
 
-    Args:
-        chunk: the rows.
-        label: the label's spec.
-        least: least valid number in ``label.value``; if None, any number is valid.
+    ``least``: least valid number in ``label.value``; if None, any number is valid.
 
     Raises:
         DataError: naming the first bad value.
@@ -211,13 +199,7 @@ def _require_numbers(chunk: Chunk, column: str) -> None:
 
 
 def _numbers(chunk: Chunk, column: str, purpose: str) -> npt.NDArray[Any]:
-    """Return a column of numbers (or numbers as text), dates or times as int64 or float64; times in microseconds.
-
-    ``purpose`` names the use of the column in errors.
-
-    Raises:
-        DataError: a value is null or NaN, or the column has another type.
-    """
+    """Return a column of numbers (or numbers as text), dates or times as int64 or float64; times in microseconds."""
     array = chunk.column(column)
     kind = array.type
     if array.null_count:

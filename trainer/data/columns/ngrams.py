@@ -19,18 +19,15 @@ Hashing for Large Scale Multitask Learning, ICML 2009.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.data.columns import values
-from trainer.data.columns.hashing import UInt64s, below, combine, id_keys
+from trainer.data.columns.hashing import Int64s, UInt64s, below, combine, id_keys
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.vocabulary import encoded
 from trainer.data.errors import DataError
 from trainer.spec.ngrams import NGrams
-
-Int64s = npt.NDArray[np.int64]
 
 _BETWEEN_WORDS = r"[^\pL\pM\pN]+"
 
@@ -50,10 +47,7 @@ def require_text(type_: pa.DataType, where: str) -> None:
 def ngram_lists(array: pa.Array, ngrams: NGrams, where: str) -> tuple[pa.Array, Int64s]:
     """Return the ids of all n-grams, int64, and their number for each text; null and texts without words have none.
 
-    Args:
-        array: texts. Numbers, as read from a file in which every text is a number, are taken as text.
-        ngrams: which n-grams, and how many buckets.
-        where: names the column in errors.
+    Numbers, as read from a file in which every text is a number, are taken as text.
 
     Raises:
         DataError: a value is neither text nor a number, or is not UTF-8.

@@ -61,6 +61,7 @@ class Numeric(Column):
     fill: float = 0.0
     quantiles: tuple[float, ...] = ()
     shares: tuple[float, ...] = ()
+    dtype = np.dtype(np.float64)
 
     def apply(self, values: Float64s) -> npt.NDArray[np.float32]:
         """Return transformed ``values`` [n] as float32 [n]; NaN, a missing value, becomes ``fill``."""
@@ -91,23 +92,13 @@ class Numeric(Column):
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    # --- columns
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.float64)
-
     @property
     def split_file(self) -> str:
         """Name of the file with untransformed values, which is kept until the statistics are known."""
         return f"{self.name}.raw"
 
     def read(self, chunk: Chunk) -> Float64s:
-        """Return the untransformed values, float64 [rows]; missing values are NaN.
-
-        Raises:
-            DataError: naming the first bad value.
-        """
+        """Return the untransformed values, float64 [rows]; missing values are NaN."""
         column = chunk.column(self.column)
         values, bad = self._checked(column)
         if bad.any():
@@ -207,18 +198,13 @@ def _pieces(values: Float64s) -> Iterator[Float64s]:
 
 
 def _quantiles(values: Float64s) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the distinct quantiles of the training values, ascending, and the share of training values below each.
-
-    A value that equals several quantiles gets the mean of their shares.
-    """
+    """Return the distinct quantiles of the training values, ascending, and the share of training values below each."""
+    # A value that equals several quantiles gets the mean of their shares.
     sample = np.asarray(values[:: max(1, -(-len(values) // _SAMPLE_ROWS))])
     shares = np.linspace(0.0, 1.0, NUM_QUANTILES + 1)
     quantiles = np.quantile(sample[~np.isnan(sample)], shares)
     distinct, position, counts = np.unique(quantiles, return_inverse=True, return_counts=True)
     return tuple(distinct.tolist()), tuple((np.bincount(position, shares) / counts).tolist())
-
-
-# --- columns ---------------------------------------------------------------------------------------------------------
 
 
 def as_floats(array: pa.Array) -> tuple[Float64s, npt.NDArray[np.bool_]]:

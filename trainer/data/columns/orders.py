@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.data.columns.base import Column
+from trainer.data.columns.base import Column, Mask
 from trainer.data.errors import DataError
 from trainer.data.sources.source import Chunk, Source
 from trainer.data.sources.times import (
@@ -28,7 +28,6 @@ from trainer.data.sources.times import (
 )
 from trainer.data.sources.types import is_text
 
-Mask = npt.NDArray[np.bool_]
 _NEARLY_ALL = 0.9
 """If at least this share of the positive numbers can be times since 1970, all positive numbers count as such times."""
 

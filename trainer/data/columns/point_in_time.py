@@ -22,13 +22,11 @@ class PointInTime:
     A feature's time is its ``timestamp``, a column of the rows, or its join's ``timestamp``, a column of the joined
     file. Times are compared only if the split is by ``time`` or ``per_user_last``.
 
-    Args:
-        plan: the plan of the preparation.
-        state: :meth:`state` after earlier rows, to continue from; None: there are no earlier rows.
+    ``state``: :meth:`state` after earlier rows, to continue from; None: there are no earlier rows.
     """
 
     def __init__(self, plan: DataPlan, state: dict[str, Any] | None = None):
-        self._plan = plan
+        self._plan, self._ordering = plan, str(plan.dataset.ordering)
         self._times = plan.feature_times
         self._num_late = dict.fromkeys([*self._times, *plan.join_times], 0)
         self._examples: list[str] = []
@@ -43,9 +41,7 @@ class PointInTime:
         """
         if not self._num_late:
             return
-        ordering = self._plan.dataset.ordering
-        assert ordering is not None
-        rows = as_order(chunk, ordering, self._plan.orders[ordering])
+        rows = as_order(chunk, self._ordering, self._plan.orders[self._ordering])
         for feature, column in self._times.items():
             order = self._plan.orders[column]
             self._same_kind(feature, order, chunk.where(column))
@@ -95,22 +91,21 @@ class PointInTime:
             raise DataError(
                 f"the time of feature '{feature}' is in {units[1]} since 1970, such as {known[0]}, the rows' time is "
                 f"in {units[0]}, such as {rows[0]}",
-                where=chunk.where(str(self._plan.dataset.ordering)),
+                where=chunk.where(self._ordering),
                 remedy="write both in one unit",
             )
         late = np.flatnonzero(known > rows[places])
         self._num_late[feature] += len(late)
-        ordering = self._plan.dataset.ordering
-        assert ordering is not None
-        timed = self._plan.orders[ordering].is_timed
+        timed = self._plan.orders[self._ordering].is_timed
         for one in late[: NUM_EXAMPLES - len(self._examples)]:
             row = int(places[one])
             when = f"known {(known[one] - rows[row]) / 1e6:g} s later" if timed else f"of {known[one]}"
-            shown = f"{chunk.file.path.name}, row {chunk.rows[row]}: {ordering} {written(chunk.column(ordering), row)}"
+            time = written(chunk.column(self._ordering), row)
+            shown = f"{chunk.file.path.name}, row {chunk.rows[row]}: {self._ordering} {time}"
             self._examples.append(f"{shown}, '{feature}' {when}")
 
     def _same_kind(self, feature: str, order: Order, where: str) -> None:
-        rows = self._plan.orders[str(self._plan.dataset.ordering)]
+        rows = self._plan.orders[self._ordering]
         if order.is_timed != rows.is_timed:
             raise DataError(
                 f"the time of feature '{feature}' is a {order.kind}, which cannot be compared with a {rows.kind}, the "

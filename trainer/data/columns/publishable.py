@@ -14,9 +14,8 @@ from trainer.data.errors import DataError
 def require_publishable(ids: pa.Array, where: Callable[[int], str]) -> None:
     """Check that vectors can be published under these ids.
 
-    Args:
-        ids: int64, which always pass, or large_string; nulls pass too.
-        where: returns, for the position of an id, its origin as an error message writes it.
+    ``ids``: int64, which always pass, or large_string; nulls pass too. ``where`` returns, for the position of an id,
+    its origin as an error message writes it.
 
     Raises:
         DataError: naming the first id that cannot be published.

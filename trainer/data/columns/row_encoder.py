@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from trainer.data.columns import text_lists, values
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW
-from trainer.data.columns.hashing import id_keys
+from trainer.data.columns.hashing import Int64s, id_keys
 from trainer.data.columns.histories import HistoryLookup
 from trainer.data.columns.ids import id_column
 from trainer.data.columns.jagged import Jagged
@@ -36,7 +36,6 @@ from trainer.spec import DatasetSpec, Feature
 
 _MOST_LOOKED_AT = 100
 """Most unknown ids of a chunk to check: each may be a list that was read as one id."""
-Int64s = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -44,7 +43,6 @@ class EncodedRows:
     """Some rows as a model reads them.
 
     Attributes:
-        num_rows: number b of rows.
         rows: by id feature, the rows of its embedding table: int64 [b], or lists of int64.
         unknown: feature -> the number of ids that the vocabulary lacks.
         missing: feature -> the number of null ids or missing values.
@@ -289,11 +287,7 @@ class RowEncoder:
         return np.where(indices >= 0, indices + NUM_SPECIAL_ROWS, UNKNOWN_ROW)
 
     def _require_clear(self, name: str, feature: Feature, chunk: Chunk, unknown: pa.Array) -> None:
-        """Check that none of a list's unknown ids is a text of several known ids with a separator other than a pipe.
-
-        Raises:
-            DataError: an unknown id is such a text.
-        """
+        """Check that none of a list's unknown ids is a text of several known ids with a separator other than a pipe."""
         for text in text_lists.unclear(unknown.unique())[:_MOST_LOOKED_AT]:
             parts = pa.array(text_lists.parts(text))
             if (self._encode(feature.shares or name, parts, "") != UNKNOWN_ROW).all():
@@ -302,8 +296,6 @@ class RowEncoder:
 
     def _kind(self, table: str) -> Kind:
         return "int" if pa.types.is_int64(self._codes[table].ids.type) else "string"
-
-    # --- raw ids of a feature
 
     def _column(self, name: str, feature: Feature) -> str:
         if feature.join is not None:
@@ -331,8 +323,6 @@ class RowEncoder:
                 return ids.filter(valid), valid.to_numpy(zero_copy_only=False).astype(np.int64)
             return ids, counts
         return self._columns[name].raw(chunk)
-
-    # --- histories
 
     def _history_columns(self, name: str, feature: Feature, there: Sequence[str], where: str) -> list[str]:
         assert feature.derive is not None

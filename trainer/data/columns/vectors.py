@@ -61,11 +61,7 @@ class Vector(Column):
         return vector_file(Path(), self.name).name
 
     def read(self, chunk: Chunk) -> Float32s:
-        """Return the vectors as a model reads them, float32 [rows, dim]; a missing vector is zeros.
-
-        Raises:
-            DataError: naming the first bad vector.
-        """
+        """Return the vectors as a model reads them, float32 [rows, dim]; a missing vector is zeros."""
         column = chunk.column(self.column)
         found, missing, bad = vector_problems(self, column)
         if self.required:
@@ -146,9 +142,6 @@ def open_vectors(path: Path) -> tuple[Vector, ...]:
 
 def vectors_from(documents: Sequence[Mapping[str, Any]]) -> tuple[Vector, ...]:
     return tuple(Vector(**one) for one in documents)
-
-
-# --- columns ---------------------------------------------------------------------------------------------------------
 
 
 def require_lists(type_: pa.DataType, vector: Vector, where: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import VALUE
 from trainer.data.sources.source import Chunk
 
+if TYPE_CHECKING:
+    from trainer.data.columns.ids import IdColumn
+
 
 class Weighted(NamedTuple):
     """Lists of ids with weights; ``bad`` [rows] marks rows whose ids and weights do not match, with empty lists."""
@@ -27,17 +30,7 @@ class Weighted(NamedTuple):
     bad: npt.NDArray[np.bool_]
 
 
-class Columns(Protocol):
-    """The columns of a list and of its weights."""
-
-    @property
-    def column(self) -> str: ...
-
-    @property
-    def weights(self) -> str | None: ...
-
-
-def weighted_lists(chunk: Chunk, use: Columns) -> Weighted:
+def weighted_lists(chunk: Chunk, use: IdColumn) -> Weighted:
     """Return the rows' ids and weights; null ids are left out with their weights."""
     assert use.weights is not None
     ids, of, no_ids = values.raw_lists(chunk.column(use.column))
@@ -54,7 +47,7 @@ def weighted_lists(chunk: Chunk, use: Columns) -> Weighted:
     return Weighted(ids.filter(pa.array(there)), lengths, numbers[there].astype(VALUE), bad)
 
 
-def require_weighted(chunk: Chunk, use: Columns) -> Weighted:
+def require_weighted(chunk: Chunk, use: IdColumn) -> Weighted:
     """Return :func:`weighted_lists`, in which no row may be bad.
 
     Raises:
@@ -77,13 +70,13 @@ class ListWeights(Column):
     """The weights of a list: a value for each of its ids."""
 
     name: str
-    use: Columns
+    use: IdColumn
 
     def read(self, chunk: Chunk) -> npt.NDArray[np.float32]:
         return require_weighted(chunk, self.use).weights
 
 
-def weights_name(use: Columns) -> str:
+def weights_name(use: IdColumn) -> str:
     """Return the name of a list's weights among the columns of a plan."""
     return f"weights {use.column} {use.weights}"
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from trainer.data.batches.batches import BatchReader
 from trainer.data.batches.loss_shares import LossShares
 from trainer.data.batches.order import rank_slice, shuffled
 from trainer.data.batches.prepared import PreparedData
+from trainer.data.columns.hashing import Int64s
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import Numeric, open_numeric
 from trainer.data.columns.values import Kind
@@ -36,7 +37,7 @@ from trainer.data.one_pass.following import (
     write_pieces,
 )
 from trainer.data.one_pass.position import Place
-from trainer.data.one_pass.rows import MISSING, Int64s, Rows
+from trainer.data.one_pass.rows import MISSING, Rows
 from trainer.data.one_pass.topic_rows import TopicRows
 from trainer.data.one_pass.windows import RowReader, Window, WindowReader
 from trainer.data.prefetch import PREFETCH_BATCHES, Prefetched, read_ahead
@@ -58,13 +59,8 @@ def segments_file(directory: Path) -> Path:
     return directory.with_name(directory.name + SEGMENTS_SUFFIX)
 
 
-class GlobalBatch(NamedTuple):
-    """A batch of all ranks: ``size`` of the ``rows`` from number ``start`` on; reading continues at ``place``."""
-
-    rows: Rows
-    start: int
-    size: int
-    place: Place
+GlobalBatch = tuple[Rows, int, int, Place]
+"""A batch of all ranks: some rows, the first to take, how many to take, and where reading continues."""
 
 
 class OnePassData(PreparedData):
@@ -72,23 +68,20 @@ class OnePassData(PreparedData):
 
     Every rank reads all rows and takes its slice of each batch; so it has the ids of the whole batch, which dynamic
     tables need. Training rows are shuffled inside a window, and batches may cross the borders of windows.
-
-    Attributes:
-        place: the beginning of the window that has the next row to train on.
     """
 
     place: Place
+    """Beginning of the window that has the next row to train on."""
     _windows: RowReader
     followed: Followed | None = None
     """The followed folder or topic; None on other ranks than 0, and for jobs that follow nothing."""
-    notes: queue.SimpleQueue[str]
-    """Messages for the job's owner."""
     _pieces: PieceRows
 
     def __init__(self, directory: Path, manifest: dict[str, Any]):
         super().__init__(directory, manifest)
         self._files = manifest["files"]
-        self.notes = queue.SimpleQueue()
+        self.notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """Messages for the job's owner."""
 
     @classmethod
     def of(cls, directory: Path | str, dataset: DatasetSpec, job: JobSpec) -> OnePassData:
@@ -122,16 +115,14 @@ class OnePassData(PreparedData):
         uri, messages = plan.dataset.uri, plan.dataset.messages
         if words is not None and dist.get_rank() > 0:
             self._pieces = FolderRows(plan, UNSEEN_SECONDS) if messages is None else TopicRows(plan)
-            take = listener(words, dist.get_rank(), uri, follow, self._pieces.of_json)
+            take = listener(words, dist.get_rank(), uri, follow)
             return FollowingReader(plan, self.keys, numeric, take, self._pieces)
-        followed: Followed
         if messages is None:
-            self._pieces, followed = FolderRows(plan, 0.0), FollowedFolder(uri, follow, self.notes.put)
+            self._pieces, self.followed = FolderRows(plan, 0.0), FollowedFolder(uri, follow, self.notes.put)
         else:
             self._pieces = TopicRows(plan, self.notes.put)
-            followed = FollowedTopic(uri, messages, follow, segments_file(self.directory), self.notes.put)
-        self.followed = followed
-        return FollowingReader(plan, self.keys, numeric, finder(followed, words, listeners), self._pieces)
+            self.followed = FollowedTopic(uri, messages, follow, segments_file(self.directory), self.notes.put)
+        return FollowingReader(plan, self.keys, numeric, finder(self.followed, words, listeners), self._pieces)
 
     def begin(self, place: Place) -> None:
         """Set the position from which training continues."""
@@ -142,7 +133,7 @@ class OnePassData(PreparedData):
     def begin_files(self, checkpoint_files: Path | None) -> None:
         """Continue after the pieces in a checkpoint's file :data:`FILES`; has an effect on rank 0 only."""
         if self.followed is not None and checkpoint_files is not None:
-            self.followed.begin(read_pieces(checkpoint_files, self._pieces.of_json))
+            self.followed.begin(read_pieces(checkpoint_files))
 
     def write_files(self, directory: Path, step: int) -> dict[str, Path]:
         """Write the extra files of a checkpoint after ``step`` steps; return their paths by their names in it."""
@@ -200,7 +191,9 @@ class OnePassData(PreparedData):
     ) -> Iterator[Batch]:
         for rows, start, size, place in steps:
             reader, keys = BatchReader(self, rows), self._id_keys(rows, start, start + size)
-            shares = self._shares_of(rows)
+            shares = None
+            if self.tasks or rows.row_weights is not None:
+                shares = LossShares(rows.labels if self.tasks else None, rows.row_weights)
             for part in range(micro_batches):
                 begin, end = rank_slice(size, part, micro_batches)
                 first, last = (begin + bound for bound in rank_slice(end - begin, rank, world_size))
@@ -213,10 +206,8 @@ class OnePassData(PreparedData):
             step += 1
 
     def _global_batches(self, epoch: int, step: int, place: Place, stopped: threading.Event) -> Iterator[GlobalBatch]:
-        """Yield the global batches from ``step`` on; the window of that step's first row must begin at ``place``.
-
-        A batch is yielded once a row after it, or the end, was read, because then the place after it is known.
-        """
+        """Yield the global batches from ``step`` on; the window of that step's first row must begin at ``place``."""
+        # A batch is yielded once a row after it, or the end, was read, because then the place after it is known.
         if place.is_end:
             return
         size, at = self.batch_size, step * self.batch_size
@@ -225,7 +216,8 @@ class OnePassData(PreparedData):
         begin = 0
         with contextlib.closing(read_ahead(self._windows.windows(place, stopped))) as windows:
             for window in windows:
-                train = self._shuffled(epoch, window)
+                mine = np.flatnonzero(window.sides == TRAIN)
+                train = window.rows.take(mine[shuffled(self.seed, epoch, window.place.window, len(mine))])
                 if not places and at > window.place.examples[TRAIN]:
                     train = train.take(np.arange(at - window.place.examples[TRAIN], len(train)))
                 places, place = [*places, window.place], window.after
@@ -237,7 +229,7 @@ class OnePassData(PreparedData):
                     # Windows without training rows begin at the same training row as the next window: take the last.
                     number = bisect.bisect_right(places, at, key=lambda one: one.examples[TRAIN]) - 1
                     places = places[number:]
-                    yield GlobalBatch(rows, begin, size, places[0])
+                    yield rows, begin, size, places[0]
                     begin += size
         if rows is None or not place.examples[TRAIN]:
             raise DataError(
@@ -245,26 +237,13 @@ class OnePassData(PreparedData):
                 where=f"dataset '{self._windows.name}', training split",
                 remedy="check evaluation.split, or add data",
             )
-        yield GlobalBatch(rows, begin, len(rows) - begin, replace(place, is_end=True))
-
-    def _shuffled(self, epoch: int, window: Window) -> Rows:
-        """Return the training rows of a window, in the order in which they are trained on."""
-        mine = np.flatnonzero(window.sides == TRAIN)
-        return window.rows.take(mine[shuffled(self.seed, epoch, window.place.window, len(mine))])
-
-    def _shares_of(self, rows: Rows) -> LossShares | None:
-        if not self.tasks and rows.row_weights is None:
-            return None
-        return LossShares(rows.labels if self.tasks else None, rows.row_weights)
+        yield rows, begin, len(rows) - begin, replace(place, is_end=True)
 
     def _id_keys(self, rows: Rows, start: int, stop: int) -> Mapping[str, Int64s]:
         """Return {table: hashes of all ids in rows ``start`` to ``stop``, excluded}, without missing ids."""
         found: dict[str, list[Int64s]] = {name: [] for name in self.tables}
         for key, column in zip(self.keys, rows.columns, strict=True):
-            if isinstance(column, Jagged):
-                keys = column.values[column.offsets[start] : column.offsets[stop]]
-            else:
-                keys = column[start:stop]
+            keys = column.part(start, stop).values if isinstance(column, Jagged) else column[start:stop]
             found[key.table].append(keys[keys != MISSING])
         return {name: np.concatenate(parts) for name, parts in found.items()}
 

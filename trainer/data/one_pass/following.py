@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.data.batches.keys import Key
 from trainer.data.columns.numeric import Numeric
@@ -17,40 +17,29 @@ from trainer.data.one_pass import windows
 from trainer.data.one_pass.position import Place
 from trainer.data.one_pass.windows import Held, RowReader, Window, window_of
 from trainer.data.prepare.plan import DataPlan
-from trainer.data.sources.followed_folder import EndOfFolder
+from trainer.data.sources.followed_folder import EndOfFolder, FollowedFolder, Taken
 from trainer.data.sources.source import Chunk
+from trainer.data.sources.topics.followed_topic import FollowedTopic
+from trainer.data.sources.topics.segments import Segment
 from trainer.spec import Follow
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 FILES = "followed.json"
 """Name of the checkpoint's file that lists the files, or segments of a topic, that were read."""
 _END = json.dumps(None)
 
 
-class Piece(Protocol):
-    """Unit of reading: a file of a folder, or a segment of a topic. A dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def number(self) -> int: ...
-
-
-class Followed(Protocol):
-    """A folder or topic that grows while it is read, piece by piece, as rank 0 sees it."""
-
-    uri: str
-    follow: Follow
-
-    def begin(self, pieces: Iterable[Any], /) -> None: ...
-    def next(self, number: int, /) -> Piece | None: ...
-    def pieces_until(self, number: int, /) -> Sequence[Piece]: ...
-    def figures(self, number: int, /) -> dict[str, float | int]: ...
+Piece = Taken | Segment
+"""Unit of reading: a file of a folder, or a segment of a topic."""
+Followed = FollowedFolder | FollowedTopic
+"""A folder or topic that grows while it is read, piece by piece, as rank 0 sees it."""
 
 
 class PieceRows(Protocol):
     """Reader of the rows of pieces, on each rank."""
 
-    def of_json(self, document: Any, /) -> Piece: ...
     def chunks(self, piece: Any, place: Place, stopped: threading.Event, /) -> Iterator[Chunk]: ...
     def count(self, place: Place, num_rows: int, num_bad: int, /) -> Place: ...
     def close(self) -> None: ...
@@ -60,19 +49,11 @@ Take = Callable[[int, threading.Event], Piece | None]
 """Function that waits for the piece of a number and returns it; it returns None at the end of the folder or topic."""
 
 
-class Words(Protocol):
-    """Key-value store that ranks of a process group exchange messages through without waiting: torch's store."""
-
-    def set(self, key: str, value: str, /) -> Any: ...
-    def get(self, key: str, /) -> bytes: ...
-    def check(self, keys: list[str], /) -> bool: ...
-    def delete_key(self, key: str, /) -> bool: ...
-
-
-def finder(followed: Followed, words: Words | None = None, listeners: Iterable[int] = ()) -> Take:
+def finder(followed: Followed, words: Store | None = None, listeners: Iterable[int] = ()) -> Take:
     """Return the function by which rank 0 finds pieces and announces them in ``words`` until all listeners took them.
 
-    The function must be called once for each piece, in the order of their numbers.
+    The function must be called once for each piece, in the order of their numbers. ``words`` is the process group's
+    store, through which ranks exchange messages without waiting.
     """
     taken_by = [_taken_by(followed.uri, rank) for rank in listeners]
     told: deque[int] = deque()
@@ -85,7 +66,7 @@ def finder(followed: Followed, words: Words | None = None, listeners: Iterable[i
             words.delete_key(_word(followed.uri, told.popleft()))
 
     def take(number: int, stopped: threading.Event) -> Piece | None:
-        taken: Piece | None = None
+        taken: Piece | None
         try:
             while (taken := followed.next(number)) is None:
                 pause(stopped, followed.follow.poll_seconds)
@@ -100,7 +81,7 @@ def finder(followed: Followed, words: Words | None = None, listeners: Iterable[i
     return take
 
 
-def listener(words: Words, rank: int, uri: str, follow: Follow, of_json: Callable[[Any], Piece]) -> Take:
+def listener(words: Store, rank: int, uri: str, follow: Follow) -> Take:
     """Return the function by which another rank waits until rank 0 announces a piece, and reports that it took it."""
 
     def take(number: int, stopped: threading.Event) -> Piece | None:
@@ -108,7 +89,7 @@ def listener(words: Words, rank: int, uri: str, follow: Follow, of_json: Callabl
             pause(stopped, min(follow.poll_seconds, 0.5))
         document = json.loads(words.get(_word(uri, number)))
         words.set(_taken_by(uri, rank), str(number))
-        return None if document is None else of_json(document)
+        return None if document is None else _piece_of(document)
 
     return take
 
@@ -134,12 +115,8 @@ def pause(stopped: threading.Event, seconds: float) -> None:
 class FollowingReader(RowReader):
     """Reader of the rows of pieces (files or segments) as they appear.
 
-    Args:
-        plan: plan of the job, with the columns of the folder's first file, or the columns that the spec declares.
-        keys: keys of the batches.
-        numeric: numeric features, with their statistics.
-        take: function that returns the piece of a number.
-        pieces: reader of the pieces' rows.
+    ``plan`` has the columns of the folder's first file, or those that the spec declares. ``take`` returns the piece of
+    a number.
     """
 
     def __init__(self, plan: DataPlan, keys: Sequence[Key], numeric: Sequence[Numeric], take: Take, pieces: PieceRows):
@@ -200,6 +177,10 @@ def write_pieces(followed: Followed, number: int, path: Path) -> None:
     path.write_text(json.dumps([asdict(piece) for piece in followed.pieces_until(number)]), "utf-8")
 
 
-def read_pieces(path: Path, of_json: Callable[[Any], Piece]) -> list[Piece]:
+def read_pieces(path: Path) -> list[Any]:
     """Return the pieces in a file that :func:`write_pieces` wrote."""
-    return [of_json(document) for document in json.loads(path.read_text("utf-8"))]
+    return [_piece_of(document) for document in json.loads(path.read_text("utf-8"))]
+
+
+def _piece_of(document: dict[str, Any]) -> Piece:
+    return Segment.of_json(document) if "ranges" in document else Taken(**document)

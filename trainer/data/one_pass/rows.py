@@ -11,11 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainer.data.columns.hashing import id_keys, mix
+from trainer.data.columns.hashing import Int64s, id_keys, mix
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.vocabulary import encoded
 
-Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 
 MISSING = int(mix(np.array([1 << 63], dtype=np.uint64)).view(np.int64)[0])
@@ -114,9 +113,7 @@ def _joined_column(parts: Sequence[Int64s | Jagged]) -> Int64s | Jagged:
 class RawIds:
     """Distinct strings, in ascending order of their hashes.
 
-    Attributes:
-        keys: hashes of the strings, int64 [n], ascending.
-        ids: the strings, large_string [n].
+    ``keys`` are hashes of the strings, int64 [n], ascending; ``ids`` the strings, large_string [n].
     """
 
     keys: Int64s
@@ -139,5 +136,4 @@ class RawIds:
 
     def of_keys(self, keys: Int64s) -> list[str]:
         """Return the string of each hash; every hash must be in :attr:`keys`."""
-        strings: list[str] = self.ids.take(pa.array(np.searchsorted(self.keys, keys))).to_pylist()
-        return strings
+        return self.ids.take(pa.array(np.searchsorted(self.keys, keys))).to_pylist()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,18 +28,13 @@ NUM_EXAMPLES = 3
 class TopicRows:
     """Reader of the rows of a topic's segments.
 
-    Args:
-        plan: plan of the job.
-        note: called with each message for the job's owner.
+    ``note`` is called with each message for the job's owner.
     """
 
     def __init__(self, plan: DataPlan, note: Callable[[str], None] = lambda message: None):
         self._plan, self._note = plan, note
         self._rows: SegmentRows | None = None
         self._told: list[str] = []
-
-    def of_json(self, document: Any) -> Segment:
-        return Segment.of_json(document)
 
     def close(self) -> None:
         """Close the connection to the brokers."""

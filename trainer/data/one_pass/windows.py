@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from trainer.data.batches.keys import Key
 from trainer.data.columns import values
-from trainer.data.columns.hashing import UInt64s, combine, random_words
+from trainer.data.columns.hashing import Int64s, UInt64s, combine, random_words
 from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import Numeric
 from trainer.data.columns.publishable import require_publishable
 from trainer.data.columns.weights import as_factors, require_weighted
 from trainer.data.errors import DataError
 from trainer.data.one_pass.position import Place
-from trainer.data.one_pass.rows import MISSING, Int64s, RawIds, Rows, hashed_with_strings
+from trainer.data.one_pass.rows import MISSING, RawIds, Rows, hashed_with_strings
 from trainer.data.prepare.examples import NO_ID_KEY
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import SPLIT_NAMES, random_split
@@ -33,20 +33,16 @@ WINDOW_ROWS = 1 << 18
 
 A window is held in memory, and its training rows are shuffled among each other.
 """
-
-
-_REMEDY = "restore it unchanged, with its modification time, or start a new job"
+CHANGED_REMEDY = "restore it unchanged, with its modification time, or start a new job"
+"""Remedy for a file that changed after its reading began."""
 
 
 @dataclass(frozen=True)
 class Window:
     """Consecutive rows in the order of their files.
 
-    Attributes:
-        place: position at which the window begins.
-        after: position at which the next window begins.
-        rows: the rows.
-        sides: uint8 [rows], the split of each row as its number in ``SPLIT_NAMES``.
+    It begins at ``place``, the next one at ``after``. ``sides``: uint8 [rows], the split of each row as its number in
+    ``SPLIT_NAMES``.
     """
 
     place: Place
@@ -58,10 +54,8 @@ class Window:
 class RowReader(ABC):
     """Base class of readers of a dataset's rows for a one-pass job.
 
-    Args:
-        plan: plan of a job that :mod:`trainer.spec.checks.one_pass` accepts.
-        keys: keys of the batches.
-        numeric: numeric features, each with the number that replaces a missing value.
+    ``plan`` is of a job that :mod:`trainer.spec.checks.one_pass` accepts. Each of ``numeric`` has the number that
+    replaces a missing value.
     """
 
     def __init__(self, plan: DataPlan, keys: Sequence[Key], numeric: Sequence[Numeric]):
@@ -127,11 +121,7 @@ def _where_of(chunk: Chunk, column: str, owners: Int64s, place: int) -> str:
 class WindowReader(RowReader):
     """Reader of a fixed set of files, all of which exist when the run begins.
 
-    Args:
-        plan: plan of a job that :mod:`trainer.spec.checks.one_pass` accepts.
-        files: [path, size, time of change in ns] of each file when the run began; files added later are not read.
-        keys: keys of the batches.
-        numeric: numeric features, each with the number that replaces a missing value.
+    ``files``: [path, size, time of change in ns] of each file when the run began; files added later are not read.
     """
 
     def __init__(self, plan: DataPlan, files: Sequence[Sequence[Any]], keys: Sequence[Key], numeric: Sequence[Numeric]):
@@ -140,7 +130,7 @@ class WindowReader(RowReader):
         plan.source.files = tuple(file for file in plan.source.files if str(file.path) in self._files)
         if len(plan.source.files) < len(self._files):
             gone = sorted(self._files.keys() - {str(file.path) for file in plan.source.files})
-            raise DataError("is gone", where=gone[0], remedy=_REMEDY)
+            raise DataError("is gone", where=gone[0], remedy=CHANGED_REMEDY)
 
     def windows(self, start: Place, stopped: threading.Event) -> Iterator[Window]:
         source = self._plan.source
@@ -165,9 +155,9 @@ class WindowReader(RowReader):
         try:
             path = as_it_is(file.path)
         except FileNotFoundError:
-            raise DataError("is gone", where=str(file.path), remedy=_REMEDY) from None
+            raise DataError("is gone", where=str(file.path), remedy=CHANGED_REMEDY) from None
         if not is_still(path, size, changed_ns):
-            raise DataError("has changed since the run began", where=str(file.path), remedy=_REMEDY)
+            raise DataError("has changed since the run began", where=str(file.path), remedy=CHANGED_REMEDY)
 
 
 def _pair_keys(column: Int64s | Jagged) -> UInt64s:
@@ -194,22 +184,14 @@ def window_of(
 ) -> tuple[Place, list[Window]]:
     """Return the next window's position, and a list with only this window.
 
-    Args:
-        place: position at which this window begins.
-        held: rows of this window.
-        file: number of the file in which the next window begins.
-        row: number of the next window's first row in that file.
-        bad: numbers of bad rows before the next window: in all, and in its block.
+    The window begins at ``place``; the next one begins at row ``row`` of file ``file``, after ``bad`` bad rows in all
+    and in its block.
     """
     sides = np.concatenate(held.sides)
-    after = replace(_after(place, sides, file, row), bad=bad[0], bad_of_block=bad[1])
-    return after, [Window(place, after, Rows.joined(held.rows), sides)]
-
-
-def _after(place: Place, sides: npt.NDArray[np.uint8], file: int, row: int) -> Place:
     counts = np.bincount(sides, minlength=len(SPLIT_NAMES))
     train, validation, test = (int(before + count) for before, count in zip(place.examples, counts, strict=False))
-    return replace(
+    after = replace(
         place, file=file, row=row, window=place.window + 1, rows=place.rows + len(sides),
-        examples=(train, validation, test),
+        examples=(train, validation, test), bad=bad[0], bad_of_block=bad[1],
     )  # fmt: skip
+    return after, [Window(place, after, Rows.joined(held.rows), sides)]

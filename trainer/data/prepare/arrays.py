@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from trainer.data.columns.jagged import Jagged
 
@@ -111,6 +112,18 @@ def map_array(path: Path, dtype: npt.DTypeLike, mode: Any = "r") -> npt.NDArray[
     if path.stat().st_size == 0:
         return np.empty(0, dtype=dtype)
     return np.memmap(path, dtype=dtype, mode=mode)
+
+
+def write_ids(path: Path, ids: pa.Array) -> None:
+    batch = pa.record_batch([ids], names=["id"])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def open_ids(path: Path) -> pa.Array:
+    """Return the ids in a file that :func:`write_ids` wrote, memory-mapped."""
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).get_batch(0).column(0)
 
 
 def map_jagged(stem: Path, dtype: npt.DTypeLike) -> Jagged:

@@ -131,9 +131,7 @@ class BadRows:
     def take_over(self, state: dict[str, Any], files: Sequence[Path]) -> None:
         """Add the bad rows that another collector found in later rows.
 
-        Args:
-            state: result of its :meth:`state`.
-            files: result of its :meth:`files`; the files are linked or copied.
+        ``state`` and ``files`` are its :meth:`state` and :meth:`files`; the files are linked or copied.
         """
         self.num_rows += state["num_rows"]
         self.by_reason.update(state["by_reason"])

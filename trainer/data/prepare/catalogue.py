@@ -26,8 +26,10 @@ from trainer.data.prepare.arrays import (
     JaggedAppender,
     map_array,
     map_jagged,
+    open_ids,
     vector_file,
     write_array,
+    write_ids,
 )
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.plan import DataPlan, FeaturePlan
@@ -43,7 +45,6 @@ class Catalogue:
     """Items by place.
 
     Attributes:
-        ids: raw ids.
         rows: int32 [items], each item's row in its embedding table; the unknown id's row if it has none.
         features: feature of the item table -> table rows [items], or lists of table rows.
         numbers: float32 [items, numeric features of the item table].
@@ -83,11 +84,8 @@ class Catalogue:
         return known
 
     def write(self, directory: Path) -> None:
-        """Write what :func:`open_catalogue` opens."""
         directory.mkdir()
-        batch = pa.record_batch([self.ids], names=["id"])
-        with pa.OSFile(str(directory / _IDS), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
-            writer.write_batch(batch)
+        write_ids(directory / _IDS, self.ids)
         write_array(directory / _ROWS, self.rows, CODE)
         write_array(directory / _NUMBERS, self.numbers.reshape(-1), VALUE)
         for name, vectors in self.vectors.items():
@@ -108,8 +106,7 @@ def open_catalogue(
 
     ``is_list`` is by feature of the item table, ``dims`` by vector of the item table.
     """
-    with pa.memory_map(str(directory / _IDS)) as file:
-        ids = pa.ipc.open_file(file).get_batch(0).column(0)
+    ids = open_ids(directory / _IDS)
     features = {
         name: map_jagged(directory / name, CODE) if lists else map_array(directory / f"{name}.bin", CODE)
         for name, lists in is_list.items()
@@ -126,9 +123,8 @@ def catalogue_of(
 
     ``numeric`` are the numeric features with their statistics; features of the item table come last.
     """
-    items, item = plan.items, plan.direct("item")
+    items, item = plan.items, plan.single("item")
     assert items is not None
-    assert item is not None
     table = grown[item.domain].ids.ids
     ids = values.as_ids(items.ids, plan.kinds[item.domain], f"{items.source.uri}, column of ids")
     found = Codes(table).encode(ids)

@@ -6,7 +6,7 @@ Arrow hashes every id once, and then only the distinct ids of chunks. Torch-free
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,23 +21,14 @@ from trainer.data.prepare.arrays import CODE, Appender, map_array
 from trainer.data.prepare.id_runs import IdFile, IdRun, merge_runs
 from trainer.data.prepare.part_cache import CODED, PartCache, write_checksum
 
-
-class CodedPart(NamedTuple):
-    """A column of one chunk: its distinct ids, the position of each id among them (-1: null), and list lengths."""
-
-    ids: pa.Array
-    places: Int32s
-    lengths: npt.NDArray[np.int64] | None
+CodedPart = tuple[pa.Array, Int32s, npt.NDArray[np.int64] | None]
+"""A column of one chunk: its distinct ids, the position of each id among them (-1: null), and list lengths."""
 
 
 class TableIds:
     """The distinct ids of one table, in memory or in runs on disk, with the position of every chunk's ids among them.
 
-    Args:
-        kind: kind of the ids, integers or strings.
-        name: beginning of the names of its files.
-        parts: cache that holds the files.
-        runs: number of runs that an earlier process has written.
+    ``name`` begins the names of its files in ``parts``; ``runs``: number of runs that an earlier process has written.
     """
 
     def __init__(self, kind: Kind, name: str, parts: PartCache, runs: int = 0):
@@ -45,11 +36,6 @@ class TableIds:
         self.places = parts.appender(f"{name}.places", CODE)
         self._runs = [self._run(number) for number in range(runs)]
         self._begin()
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the ids in memory, in bytes."""
-        return self.distinct.num_bytes
 
     @property
     def num_runs(self) -> int:
@@ -84,8 +70,10 @@ class TableIds:
 
     def codes(self, run: int, start: int, stop: int) -> Int32s:
         """Return, for the ids of a run at places ``start`` to ``stop``, their positions among all ids."""
-        places = self.places.mapped()[start:stop]
-        return self._runs[run].codes_of(places) if self._runs else self._ranks[places]
+        places: Int32s = self.places.mapped()[start:stop]
+        if not self._runs:
+            return self._ranks[places]
+        return self._runs[run].codes.mapped()[self._runs[run].ranks.mapped()[places]]
 
     def _run(self, number: int) -> IdRun:
         return IdRun(self._kind, f"{self._name}.run-{number}", self._parts)
@@ -99,12 +87,8 @@ class TableIds:
 class CodedColumn:
     """Files of one column of ids.
 
-    Args:
-        use: the column.
-        name: beginning of the names of its files.
-        parts: cache that holds the files.
-        table: the distinct ids that its codes refer to.
-        chunks: :attr:`chunks` of an earlier process.
+    ``name`` begins the names of the files in ``parts``. The codes refer to the ids of ``table``. ``chunks``:
+    :attr:`chunks` of an earlier process.
     """
 
     def __init__(
@@ -118,13 +102,14 @@ class CodedColumn:
         self._coded = Path(f"{self._codes.path}{CODED}")
 
     def append(self, part: CodedPart) -> None:
-        run, start = self._table.append(part.ids)
-        self.chunks.append([run, start, len(part.ids), len(part.places)])
+        ids, places, lengths = part
+        run, start = self._table.append(ids)
+        self.chunks.append([run, start, len(ids), len(places)])
         if self._lists is None:
-            self._codes.append(part.places)
+            self._codes.append(places)
         else:
-            assert part.lengths is not None
-            self._lists.append(part.places, part.lengths)
+            assert lengths is not None
+            self._lists.append(places, lengths)
 
     def finish(self, durable: bool) -> None:
         """Replace the codes by positions in the finished table's ids, unless an earlier process did."""

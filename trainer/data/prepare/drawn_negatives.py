@@ -26,10 +26,9 @@ _NEGATIVES = 11
 
 
 class _Pool(NamedTuple):
-    """Items to draw: a sampler of places, the item at each place, each item's place (-1: none), items' weights.
+    """Items to draw: a sampler of places, the item at each place, each item's place (-1: none), items' weights."""
 
-    The last entry of ``place`` is the place of a missing item.
-    """
+    # The last entry of place is the place of a missing item.
 
     draws: UnseenUntil
     items: Int64s
@@ -40,18 +39,13 @@ class _Pool(NamedTuple):
 class DrawnNegatives:
     """Sampler of negatives for all rows of a dataset with ``label: {negatives: ...}``.
 
-    Args:
-        plan: plan of the preparation.
-        encoded: all rows.
-        sides: uint8 [rows], the split of each row; DROPPED if it is in none.
+    ``sides``: uint8 [rows], the split of each row; DROPPED if it is in none.
     """
 
     def __init__(self, plan: DataPlan, encoded: Encoded, sides: npt.NDArray[np.uint8]):
-        spec, user = plan.dataset.negatives, plan.direct("user")
+        spec = plan.dataset.negatives
         assert spec is not None
-        item = plan.direct(spec.of)
-        assert item is not None
-        assert user is not None
+        user, item = plan.single("user"), plan.single(spec.of)
         self._spec = spec
         self._users, self.items = np.asarray(encoded.column(user)), np.asarray(encoded.column(item))
         ordering = plan.dataset.ordering
@@ -155,7 +149,6 @@ class DrawnNegatives:
         return drawn[back].astype(np.int32), from_rows[back]
 
     def _items(self, rows: Int64s, words: UInt64s) -> Int64s:
-        """Return an item for each row, chosen by ``words``."""
         users, drawn = self._users[rows], np.empty(len(rows), dtype=np.int64)
         for number, pool in enumerate(self._pools):
             is_mine = self._pool_of[rows] == number

@@ -178,12 +178,8 @@ def _of_vectors(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Compa
 
 
 def in_words(comparisons: list[Comparison]) -> str:
-    moved = [str(one) for one in comparisons if one.moved]
-    return (
-        "rows are like those of the parent run"
-        if not moved
-        else "rows moved since the parent run: " + ("; ".join(moved))
-    )
+    moved = "; ".join(str(one) for one in comparisons if one.moved)
+    return f"rows moved since the parent run: {moved}" if moved else "rows are like those of the parent run"
 
 
 def as_json(comparisons: list[Comparison]) -> list[dict[str, Any]]:
@@ -199,8 +195,7 @@ def write_profile(profile: Mapping[str, Any], path: Path) -> None:
 
 def open_profile(path: Path) -> dict[str, Any]:
     """Return the profile in a file that :func:`write_profile` wrote."""
-    profile: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return profile
+    return json.loads(path.read_text("utf-8"))
 
 
 def stability_index(before: Mapping[str, Any], values: Float64s) -> float:
@@ -236,8 +231,7 @@ def _shares(values: Float64s, edges: Float64s) -> list[float]:
     if not len(values):
         return []
     counts = np.bincount(np.searchsorted(edges, values, side="right"), minlength=len(edges) + 1)
-    shares: list[float] = (counts / len(values)).tolist()
-    return shares
+    return (counts / len(values)).tolist()
 
 
 def _sample(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

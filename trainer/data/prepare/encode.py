@@ -75,13 +75,7 @@ class Encoded:
         return Jagged(self.values[weights_name(use)], lists.offsets)
 
 
-def encode(
-    plan: DataPlan,
-    parts: PartCache,
-    workers: Workers,
-    bad_rows: BadRows | None,
-    progress: Progress,
-) -> Encoded:
+def encode(plan: DataPlan, parts: PartCache, workers: Workers, bad_rows: BadRows | None, progress: Progress) -> Encoded:
     """Encode all rows, in one pass over the source, with the coded columns in files of ``parts``.
 
     Rows that an earlier attempt saved in ``parts`` are not read again. Progress is saved after every :data:`PART_ROWS`
@@ -173,10 +167,9 @@ def check_rows(plan: DataPlan, num_rows: int, times: PointInTime, matches: JoinM
 
 
 class _Step(NamedTuple):
-    """Work on one column, repeated for each chunk: ``read`` runs in any thread, ``append`` in the order of chunks.
+    """Work on one column, repeated for each chunk: ``read`` runs in any thread, ``append`` in the order of chunks."""
 
-    Steps with the same ``group`` append to the same files or tables, so they run ``append`` in turn.
-    """
+    # Steps with the same group append to the same files or tables, so they run append in turn.
 
     group: str
     read: Callable[[Chunk], Any]
@@ -237,11 +230,7 @@ class _EncodedWriter:
         self._parts.save(state, self._workers, [] if self._bad_rows is None else self._bad_rows.files())
 
     def append(self, chunk: Chunk) -> None:
-        """Append a chunk's rows; with a ``bad_rows`` writer, bad rows are left out.
-
-        Raises:
-            DataError: a value cannot be used; the first failing step decides the message, for any number of threads.
-        """
+        """Append a chunk's rows; with a ``bad_rows`` writer, bad rows are left out."""
         self.position = self._plan.source.files.index(chunk.file, self.position[0]), chunk.end
         self.num_read += len(chunk)
         self.num_unsaved += len(chunk)
@@ -252,8 +241,8 @@ class _EncodedWriter:
             groups.setdefault(step.group, []).append(functools.partial(step.append, value))
         self._workers.map(lambda appends: [append() for append in appends], groups.values())
         self.num_rows += len(chunk)
-        while sum(table.num_bytes for table in self._tables.values()) > IDS_BYTES:
-            max(self._tables.values(), key=lambda table: table.num_bytes).spill()
+        while sum(table.distinct.num_bytes for table in self._tables.values()) > IDS_BYTES:
+            max(self._tables.values(), key=lambda table: table.distinct.num_bytes).spill()
 
     def _make_steps(self) -> Iterator[_Step]:
         plan = self._plan
@@ -292,11 +281,7 @@ class _EncodedWriter:
         self._parts.close()
 
     def encoded(self) -> Encoded:
-        """Close the files, and return the appended columns, memory-mapped, with codes in ascending order of ids.
-
-        Raises:
-            DataError: a table has too many ids.
-        """
+        """Close the files, and return the appended columns, memory-mapped, with codes in ascending order of ids."""
         found = self._workers.map(lambda table: table.finish(IDS_BYTES // 16), self._tables.values())
         ids_of_tables = dict(zip(self._tables, found, strict=True))
         for domain, ids in ids_of_tables.items():
@@ -323,7 +308,7 @@ class _EncodedWriter:
 
 def _coded(chunk: Chunk, use: IdColumn, kind: Kind) -> CodedPart:
     ids, lengths = use.read(chunk, kind)
-    return CodedPart(*encoded(ids), lengths)
+    return *encoded(ids), lengths
 
 
 def _read(chunk: Chunk, column: Column) -> tuple[Chunk, npt.NDArray[Any]]:

@@ -23,12 +23,8 @@ def example_counts(
 
     In a feature of lists every element counts.
 
-    Args:
-        split: folder of the split, with columns of table rows.
-        feature: name of the feature.
-        num_rows: number of rows of the feature's table.
-        is_list: True if an example has several values.
-        drawn_negatives: True if examples with label 0 are drawn negatives, which do not count.
+    ``split`` is the folder of the split, ``num_rows`` the number of rows of the feature's table. With
+    ``drawn_negatives``, examples with label 0 are drawn negatives, which do not count.
 
     Returns:
         Counts, int64 [num_rows].

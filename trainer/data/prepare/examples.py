@@ -80,10 +80,7 @@ def limits_by_time(plan: DataPlan, order: npt.NDArray[Any]) -> splits.TimeLimits
 class ExampleRows:
     """Examples from :class:`Encoded` rows, in row order; a positive is followed by its negatives.
 
-    Args:
-        plan: plan of the preparation.
-        encoded: the rows.
-        all_rows: facts about all rows, if ``encoded`` holds only some; None: it holds all.
+    ``all_rows``: facts about all rows, if ``encoded`` holds only some; None: it holds all.
     """
 
     def __init__(self, plan: DataPlan, encoded: Encoded, all_rows: AllRows | None = None):
@@ -143,8 +140,6 @@ class ExampleRows:
             return take(self._joined[name], np.asarray(self._encoded.joined(name)[start:stop]))
         return self._histories[name].rows(start, stop)
 
-    # --- histories
-
     def _make_histories(self) -> dict[str, PreviousValues]:
         made = {}
         for feature in self._plan.features:
@@ -165,8 +160,6 @@ class ExampleRows:
             if feature.derive is not None and feature.derive.min_length:
                 short |= self._histories[feature.name].rows(start, stop).lengths < feature.derive.min_length
         return short
-
-    # --- negatives
 
     def _make_negatives(self) -> DrawnNegatives | None:
         if self._plan.dataset.negatives is None:
@@ -201,17 +194,10 @@ class ExampleRows:
     def _of_items(
         self, items: npt.NDArray[np.int32], rows: npt.NDArray[np.int64], item_rows: npt.NDArray[np.int64]
     ) -> dict[str, npt.NDArray[np.int32] | Jagged]:
-        """Return the features that are determined by the item.
-
-        Args:
-            items: code of each example's item; -1 if it has none.
-            rows: number of the row that gives each example its user and time.
-            item_rows: number of the row that gives each example the features of its item.
-        """
+        """Return the features that items (codes) determine: user and time of ``rows``, the rest of ``item_rows``."""
         spec = self._plan.dataset.negatives
         assert spec is not None
-        item = self._plan.direct(spec.of)
-        assert item is not None
+        item = self._plan.single(spec.of)
         changed: dict[str, npt.NDArray[np.int32] | Jagged] = {}
         for feature in self._plan.features:
             of_item = feature.name in self.item_features.names
@@ -243,8 +229,6 @@ class ExampleRows:
             return codes
         ids = values.as_ids(self._encoded.codes[source].ids, self._plan.kinds[target], f"table '{target}'")
         return np.append(self._encoded.codes[target].encode(ids), -1)[codes].astype(np.int32)
-
-    # --- splits
 
     def _sides_of_rows(self) -> npt.NDArray[np.uint8] | None:
         """Return the split of each row, uint8 [rows], if a column or the time decides it; None for a random split."""
@@ -283,8 +267,8 @@ class ExampleRows:
         """Return a hash of each example's (user, item), or of its row number if the dataset lacks user or item."""
         keys = [random_words(0, rows + self._all_rows.first_row)]
         if self._user is not None and self._item is not None:
-            keys = [self._keys_of(self._user.domain)[_flat(features["user"])]]
-            keys.append(self._keys_of(self._item.domain)[_flat(features["item"])])
+            keys = [self._keys_of(self._user.domain)[flat(features["user"])]]
+            keys.append(self._keys_of(self._item.domain)[flat(features["item"])])
         return combine(*keys)
 
     def _keys_of(self, domain: str) -> UInt64s:
@@ -297,6 +281,6 @@ def take(column: npt.NDArray[np.int32] | Jagged, rows: npt.NDArray[np.integer]) 
     return column.take(rows) if isinstance(column, Jagged) else column[rows]
 
 
-def _flat(column: npt.NDArray[np.int32] | Jagged) -> npt.NDArray[np.int32]:
+def flat(column: npt.NDArray[np.int32] | Jagged) -> npt.NDArray[np.int32]:
     assert not isinstance(column, Jagged)
     return column

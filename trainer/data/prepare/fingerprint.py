@@ -88,11 +88,9 @@ def files_of(plan: DataPlan) -> Files:
 def stayed(plan: DataPlan, files: Files, began_ns: int) -> bool:
     """Return True if the files that a preparation has read still match their fingerprint.
 
-    Args:
-        plan: plan of the preparation.
-        files: result of :func:`files_of` before rows were read.
-        began_ns: when the plan was made, in nanoseconds since 1970. A file that was changed less than a second
-            earlier counts as changed since, because object stores report whole seconds.
+    ``files``: result of :func:`files_of` before rows were read. ``began_ns``: when the plan was made, in nanoseconds
+    since 1970. A file that was changed less than a second earlier counts as changed since, because object stores report
+    whole seconds.
     """
     try:
         there = [Source(source.uri, source.window).fingerprint_files() for source in plan.sources]

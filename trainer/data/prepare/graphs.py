@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,21 +53,6 @@ def edge_files(dataset: DatasetSpec, job: JobSpec) -> dict[str, EdgeFile]:
         table = dataset.features[graph.of].shares or graph.of
         files[name] = EdgeFile(name, table, source, (graph.source, graph.target), dataset.max_unmatched)
     return files
-
-
-def write_graphs(
-    files: Mapping[str, EdgeFile],
-    kinds: Mapping[str, Kind],
-    vocabularies: Mapping[str, pa.Array],
-    directory: Path,
-    log: Callable[[str], Any],
-    warn: Callable[[str], Any],
-) -> dict[str, dict[str, Any]]:
-    """Return {name: result of :func:`write_graph`} for each graph; ``kinds``, ``vocabularies`` are keyed by table."""
-    return {
-        name: write_graph(edges, kinds[edges.table], vocabularies[edges.table], directory, log, warn)
-        for name, edges in files.items()
-    }
 
 
 def write_graph(

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.data.columns.values import Kind
-from trainer.data.columns.vocabulary import Int32s, encoded, id_type
-from trainer.data.prepare.arrays import CODE
+from trainer.data.columns.vocabulary import encoded, id_type
+from trainer.data.prepare.arrays import CODE, Appender
 from trainer.data.prepare.part_cache import PartCache
 
 _SAMPLES = 8
@@ -24,34 +24,27 @@ class IdFile:
 
     def __init__(self, kind: Kind, name: str, parts: PartCache):
         self._type = id_type(kind)
-        self._numbers = parts.appender(name, np.int64) if kind == "int" else None
-        self._texts = None if kind == "int" else parts.jagged(name, np.uint8)
+        self._file = parts.appender(name, np.int64) if kind == "int" else parts.jagged(name, np.uint8)
 
     def __len__(self) -> int:
-        if self._numbers is not None:
-            return self._numbers.length
-        assert self._texts is not None
-        return self._texts.offsets.length - 1
+        return self._file.length if isinstance(self._file, Appender) else self._file.offsets.length - 1
 
     def append(self, ids: pa.Array) -> None:
-        if self._numbers is not None:
-            self._numbers.append(ids.to_numpy(zero_copy_only=False))
+        if isinstance(self._file, Appender):
+            self._file.append(ids.to_numpy(zero_copy_only=False))
         elif len(ids):
-            assert self._texts is not None
             _, offset_bytes, data = ids.buffers()
             offsets = np.frombuffer(offset_bytes, np.int64)[ids.offset : ids.offset + len(ids) + 1]
             text = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-            self._texts.append(text[offsets[0] : offsets[-1]], np.diff(offsets))
+            self._file.append(text[offsets[0] : offsets[-1]], np.diff(offsets))
 
     def read(self) -> pa.Array:
         """Return the ids, memory-mapped."""
-        if self._numbers is not None:
-            self._numbers.flush()
-            return pa.Array.from_buffers(self._type, len(self), [None, _buffer(self._numbers.mapped())])
-        assert self._texts is not None
-        self._texts.values.flush()
-        self._texts.offsets.flush()
-        buffers = [None, _buffer(self._texts.offsets.mapped()), _buffer(self._texts.values.mapped())]
+        file = self._file
+        buffers = [None]
+        for part in (file,) if isinstance(file, Appender) else (file.offsets, file.values):
+            part.flush()
+            buffers.append(pa.py_buffer(np.ascontiguousarray(part.mapped())))
         return pa.Array.from_buffers(self._type, len(self), buffers)
 
 
@@ -64,22 +57,11 @@ class IdRun:
         self.codes = parts.appender(f"{name}.codes", CODE)
         """For each id of the run, in ascending order, its position among the distinct ids of all runs."""
 
-    def codes_of(self, places: Int32s) -> Int32s:
-        """Return, for ids of this run, their positions among the distinct ids of all runs, int32.
-
-        ``places`` are the ids' numbers in this run's order of first appearance.
-        """
-        found: Int32s = self.codes.mapped()[self.ranks.mapped()[places]]
-        return found
-
 
 def merge_runs(runs: Sequence[IdRun], merged: IdFile, piece_bytes: int) -> None:
     """Append the distinct ids of all runs to ``merged``, ascending, and to each run its codes.
 
-    Args:
-        runs: runs of ids of one kind.
-        merged: an empty file.
-        piece_bytes: approximate size of the ids that are in memory at once.
+    ``merged`` is an empty file; ``piece_bytes``: approximate size of the ids that are in memory at once.
     """
     ids = [run.ids.read() for run in runs]
     num_pieces = -(-sum(one.nbytes for one in ids) // piece_bytes)
@@ -110,7 +92,3 @@ def _cuts(ids: Sequence[pa.Array], num_pieces: int) -> list[npt.NDArray[np.int64
     chosen = np.linspace(0, len(sampled), num_pieces, endpoint=False).astype(np.int64)[1:]
     limits = sampled.take(pa.array(chosen))
     return [np.concatenate([[0], pc.search_sorted(one, limits).to_numpy(), [len(one)]]).astype(np.int64) for one in ids]
-
-
-def _buffer(array: npt.NDArray[np.generic]) -> pa.Buffer:
-    return pa.py_buffer(np.ascontiguousarray(array))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,20 +41,6 @@ class Pairs(NamedTuple):
 
     left: Int64s
     right: Int64s
-
-
-class Values(Protocol):
-    """A view of a feature's values at the compared rows."""
-
-    def distances(self, pairs: Pairs) -> npt.NDArray[np.float64]:
-        """Return the distance, 0 to 1, of each pair's values; a missing value equals only another missing value."""
-        ...
-
-    def are_missing(self, rows: Int64s) -> npt.NDArray[np.bool_]: ...
-
-    def keys(self, rows: Int64s) -> UInt64s:
-        """Return a 64-bit word for each row's value; equal values have equal words."""
-        ...
 
 
 class Kappa(NamedTuple):
@@ -85,14 +71,11 @@ def item_features(plan: DataPlan, encoded: Encoded) -> ItemFeatures:
     Raises:
         DataError: the rows leave open whether a feature describes the item.
     """
-    spec, user = plan.dataset.negatives, plan.direct("user")
+    spec = plan.dataset.negatives
     assert spec is not None
-    item = plan.direct(spec.of)
-    assert item is not None
-    assert user is not None
     if spec.item_features is not None:
         return ItemFeatures(frozenset(spec.item_features))
-    users, items = np.asarray(encoded.column(user)), np.asarray(encoded.column(item))
+    users, items = (np.asarray(encoded.column(plan.single(name))) for name in ("user", spec.of))
     share = SAMPLE_ROWS / max(1, len(items))
     there = (users >= 0) & (items >= 0)
     # All rows of randomly chosen items, because pairs of rows of one item are compared.
@@ -121,10 +104,7 @@ def kappa(values: Values, same: Pairs, every: Pairs) -> Kappa:
 
     Kappa is computed with and without missing values, and the greater result is returned.
 
-    Args:
-        values: the column.
-        same: pairs of rows that share it, such as the item; kappa is 0 if there are none.
-        every: pairs of any rows.
+    ``same``: pairs of rows that share it, such as the item; kappa is 0 if there are none. ``every``: pairs of any rows.
     """
     kappas = [Kappa()]
     for missing_count in (True, False):
@@ -209,9 +189,7 @@ class Codes:
 class Lists:
     """Lists of ids as values, with the distance of Bray and Curtis: the share of two lists' weight not in common.
 
-    Args:
-        column: the lists of the compared rows.
-        weights: weights of the lists' elements; None: every weight is 1.
+    ``weights``: weights of the lists' elements; None: every weight is 1.
     """
 
     def __init__(self, column: Jagged, weights: npt.NDArray[np.float32] | None = None):
@@ -271,6 +249,14 @@ class Numbers:
 
     def keys(self, rows: Int64s) -> UInt64s:
         return self._column[rows].astype(np.float64).view(np.uint64)
+
+
+Values = Codes | Lists | Numbers
+"""A feature's values at the compared rows.
+
+``distances``: 0 to 1, for each pair of rows; a missing value equals only another one. ``keys``: a word of 64 bits for
+each row's value; equal values have equal words.
+"""
 
 
 def _undecided(plan: DataPlan, features: Mapping[str, str]) -> DataError:

@@ -16,9 +16,7 @@ from trainer.data.sources.key_matches import LEAST_FOUND, KeyMatches, column_wit
 class JoinMatches:
     """Counter of the rows' keys that each joined file has or lacks, filled chunk by chunk.
 
-    Args:
-        plan: plan of the preparation.
-        state: result of :meth:`state` for earlier rows, to continue from; None: there are none.
+    ``state``: result of :meth:`state` for earlier rows, to continue from; None: there are none.
     """
 
     def __init__(self, plan: DataPlan, state: Mapping[str, Any] | None = None):
@@ -76,10 +74,8 @@ class JoinMatches:
         return tuple(warnings)
 
     def _files(self) -> dict[tuple[str, str, str], list[str]]:
-        """Return, for each joined file, the features that the model reads from it.
-
-        The keys are (name of the file's first join, key column in the file, key column in the rows).
-        """
+        """Return, for each joined file, the features that the model reads from it."""
+        # The keys are (name of the file's first join, key column in the file, key column in the rows).
         plan = self._plan
         joins = [(one.name, one.join.on, one.join_on) for one in plan.trained if one.join is not None]
         if plan.items is not None:

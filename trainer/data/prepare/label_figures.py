@@ -50,9 +50,7 @@ class LabelFigures:
     def check(self, where: str, *, positives_suffice: bool = False) -> None:
         """Check that a model can learn something from the labels.
 
-        Args:
-            where: dataset and split of the labels, for the message.
-            positives_suffice: True if the model needs no negative labels, because it draws negatives.
+        ``positives_suffice``: True if the model needs no negative labels, because it draws negatives.
 
         Raises:
             DataError: the label is absent in every row, or equal in all of them.

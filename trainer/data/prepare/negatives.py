@@ -73,8 +73,7 @@ class SeenItems:
 class KnownPairs:
     """Lookup of (user, item) pairs that occurred, by their table rows.
 
-    Args:
-        seen: items of each user. rows: table row of each item in ``seen``.
+    ``rows``: table row of each item in ``seen``.
     """
 
     def __init__(self, seen: SeenItems, rows: npt.NDArray[np.integer]):

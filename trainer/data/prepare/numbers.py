@@ -9,12 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data.columns.numeric import Numeric, fitted
-from trainer.data.prepare.arrays import (
-    NUMBERS,
-    VALUE,
-    Appender,
-    map_array,
-)
+from trainer.data.prepare.arrays import NUMBERS, VALUE, Appender, map_array
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import SPLIT_NAMES
 from trainer.data.prepare.workers import Workers

@@ -35,9 +35,8 @@ _BLOCK_BYTES = 1 << 20
 class PartCache:
     """The files of one preparation in ``folder``, and the state in which they were last saved.
 
-    Args:
-        folder: folder of the files. Files of another fingerprint, or that differ from their manifest, are removed.
-        fingerprint: fingerprint of the rows and of the columns that are read.
+    Files of another fingerprint (of the rows and the columns that are read), or that differ from their manifest, are
+    removed.
     """
 
     def __init__(self, folder: Path, fingerprint: str):
@@ -71,10 +70,8 @@ class PartCache:
     def save(self, state: dict[str, Any], workers: Workers, whole: Iterable[Path] = ()) -> None:
         """Save the appended values; once this returns they survive a loss of power.
 
-        Args:
-            state: JSON, for :attr:`state`.
-            workers: threads that sync the files to disk and read the appended values again for their checksums.
-            whole: other files of the folder, which are complete and on disk.
+        ``workers`` sync the files to disk and read the appended values again for their checksums. ``whole``: other
+        files of the folder, which are complete and on disk.
         """
 
         def settle(appender: Appender) -> None:
@@ -163,10 +160,7 @@ def part_cache(directory: Path, fingerprint: str, private: Path) -> Iterator[Par
     The cache is removed when the body ends. If the body fails, saved files stay for the next attempt: an unavailable
     storage may come back, and corrected rows have another fingerprint.
 
-    Args:
-        directory: directory of the prepared data.
-        fingerprint: fingerprint of :class:`PartCache`.
-        private: folder to use instead if another process holds the one beside ``directory``.
+    ``private``: folder to use instead if another process holds the one beside ``directory``.
     """
     folder = directory.with_name(f".{directory.name}.parts")
     lock = _lock(folder)

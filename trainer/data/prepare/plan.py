@@ -41,10 +41,8 @@ class FeaturePlan:
     """One feature of ids: its table, and its source, which is exactly one of ``use``, ``join`` and ``derive``.
 
     Attributes:
-        name: name of the feature.
         table: name of the table with the feature's ids, its own or a shared one.
         is_list: True if an example has a list of ids.
-        pooling: pooling of a list.
         use: column of the rows with the ids.
         join: joined file with the ids, looked up by the column ``join_on`` of the rows.
         derive: settings of a history: the ids that earlier rows with the same ``by`` have in ``previous``.
@@ -156,10 +154,6 @@ class DataPlan:
         return tuple(dict.fromkeys(feature.table for feature in self.trained))
 
     @property
-    def tables(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(feature.table for feature in self.features))
-
-    @property
     def raw_table(self) -> str | None:
         """Name of the table whose id strings a one-pass job keeps, to publish vectors; None if there is none."""
         publish, job = self.job.publish, self.job
@@ -180,10 +174,6 @@ class DataPlan:
     def least_labels(self) -> dict[str, float]:
         """Smallest valid value by label name, for the labels whose loss has such a limit."""
         return least_labels(self.job, self.dataset)
-
-    @property
-    def join_columns(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(feature.join_on for feature in self.features if feature.join is not None))
 
     @property
     def all_numeric(self) -> tuple[Numeric, ...]:
@@ -260,7 +250,9 @@ class DataPlan:
 
     def columns(self) -> list[str]:
         """Return the names of all columns of the rows that are read."""
-        columns = [use.column for use in self.uses] + [*self.join_columns, *self.order_columns]
+        columns = [use.column for use in self.uses]
+        columns += [feature.join_on for feature in self.features if feature.join is not None]
+        columns += self.order_columns
         columns += [use.weights for use in self.uses if use.weights is not None]
         columns += [feature.column for feature in self.numeric]
         columns += [vector.column for vector in self.row_vectors]
@@ -305,6 +297,12 @@ class DataPlan:
         feature = self.feature(name)
         return None if feature is None or feature.is_list else feature.use
 
+    def single(self, name: str) -> IdColumn:
+        """Return :meth:`direct` of a feature that was checked to read single ids."""
+        use = self.direct(name)
+        assert use is not None
+        return use
+
 
 def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
     """Return the window of days whose rows a job reads; None if the job has no window.
@@ -332,10 +330,7 @@ def window_of(dataset: DatasetSpec, job: JobSpec) -> Window | None:
 def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) -> DataPlan:
     """Check the dataset's spec against its files' columns, and return the plan.
 
-    Args:
-        dataset: the dataset.
-        job: the job.
-        source: source of the rows; None: the dataset's files, or the first file of a followed folder.
+    ``source``: source of the rows; None: the dataset's files, or the first file of a followed folder.
 
     Raises:
         DataError: the files do not fit the spec.
@@ -350,11 +345,6 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
             where=dataset.uri,
             remedy=f"write {typed}, or leave dataset.one_pass of the job out",
         )
-    column_of = {
-        name: feature.column or name
-        for name, feature in dataset.features.items()
-        if feature.join is None and feature.derive is None
-    }
     features: list[FeaturePlan] = []
     uses: list[IdColumn] = []
     for name, spec in dataset.joined_features.items():
@@ -363,23 +353,19 @@ def make_plan(dataset: DatasetSpec, job: JobSpec, source: Source | None = None) 
         table = spec.shares or name
         planned = FeaturePlan(name, table, spec.is_list, spec.pooling)
         if spec.join is not None:
-            on = column_of.get(spec.join.on, spec.join.on)
-            planned = replace(planned, join=spec.join, join_on=on)
+            planned = replace(planned, join=spec.join, join_on=dataset.column_of(spec.join.on))
         elif spec.derive is not None:
-            previous = IdColumn(column_of.get(spec.derive.previous, spec.derive.previous), table)
-            column = column_of.get(spec.derive.by, spec.derive.by)
+            previous = IdColumn(dataset.column_of(spec.derive.previous), table)
+            column = dataset.column_of(spec.derive.by)
             by = IdColumn(column, f"by:{column}")
             for other, feature in dataset.features.items():
-                if (
-                    column_of.get(other) == column
-                    and feature.type == "id"
-                    and not id_column(feature, column, "").makes_ids
-                ):
+                reads = feature.type == "id" and feature.join is None and feature.derive is None
+                if reads and dataset.column_of(other) == column and not id_column(feature, column, "").makes_ids:
                     by = IdColumn(column, feature.shares or other)
             planned = replace(planned, derive=spec.derive, previous=previous, by=by)
             uses += [previous, by]
         else:
-            uses.append(id_column(spec, column_of[name], table))
+            uses.append(id_column(spec, dataset.column_of(name), table))
             planned = replace(planned, use=uses[-1])
         features.append(planned)
     orders = [feature.derive.order for feature in features if feature.derive is not None]
@@ -440,11 +426,7 @@ def _source_of(dataset: DatasetSpec, job: JobSpec) -> Source:
 
 
 def _check_roles(plan: DataPlan) -> None:
-    """Check that the features user and item read a column of single ids, if a setting of dataset or job needs that.
-
-    Raises:
-        DataError: one of the two does not, though a setting needs it.
-    """
+    """Check that the features user and item read a column of single ids, if a setting of dataset or job needs that."""
     needs: list[tuple[str, tuple[str, ...]]] = []
     if plan.dataset.negatives is not None:
         needs.append(("label.negatives", (plan.dataset.negatives.of, "user")))
@@ -467,10 +449,8 @@ def _check_roles(plan: DataPlan) -> None:
 
 
 def _kinds(plan: DataPlan, joins: dict[str, JoinTable]) -> dict[str, Kind]:
-    """Return the kind of ids, integers or strings, of each domain (a set of ids that columns share).
-
-    The domain's first column decides; the ids of its other columns are converted.
-    """
+    """Return the kind of ids, integers or strings, of each domain (a set of ids that columns share)."""
+    # The domain's first column decides; the ids of its other columns are converted.
     kinds: dict[str, Kind] = {}
     owners_first = sorted(plan.features, key=lambda feature: feature.table != feature.name)
     for feature in owners_first:

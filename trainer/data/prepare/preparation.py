@@ -30,7 +30,7 @@ from trainer.data.prepare.arrays import OFFSET, write_array
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.by_tasks.assembly import Assembly, assembled
 from trainer.data.prepare.by_tasks.tasks import Hosts
-from trainer.data.prepare.catalogue import Catalogue, catalogue_of, write_catalogue
+from trainer.data.prepare.catalogue import catalogue_of, write_catalogue
 from trainer.data.prepare.drift import HELD_OUT_FROM, PROFILE_FILE, as_json, drift, in_words, profile_of, write_profile
 from trainer.data.prepare.encode import Encoded, encode
 from trainer.data.prepare.fingerprint import (
@@ -42,16 +42,15 @@ from trainer.data.prepare.fingerprint import (
     sequence_settings,
     stayed,
 )
-from trainer.data.prepare.graphs import write_graphs
+from trainer.data.prepare.graphs import write_graph
 from trainer.data.prepare.numbers import finish_numeric, inherited_numeric
 from trainer.data.prepare.part_cache import PartCache, part_cache
 from trainer.data.prepare.plan import DataPlan, make_plan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.row_figures import row_figures
-from trainer.data.prepare.seen_pairs import SeenPairs
-from trainer.data.prepare.sequences import SequenceRows, Sequences
+from trainer.data.prepare.sequences import Sequences, Windows
 from trainer.data.prepare.shared import SharedPreparedData
-from trainer.data.prepare.split import SPLIT_NAMES, TimeLimits, time_limits
+from trainer.data.prepare.split import SPLIT_NAMES, time_limits
 from trainer.data.prepare.table_rows import check_parent_ids, codes_to_rows, finish_tables, ids_before
 from trainer.data.prepare.workers import Workers, num_threads
 from trainer.data.prepare.writing import FinishedSplits, write_splits
@@ -201,16 +200,7 @@ def _replace(directory: Path, work: Path, fence: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class _Preparation:
-    """One call of :func:`prepare` once its plan is made.
-
-    Attributes:
-        plan: columns to read, and the split.
-        work: temporary folder that is written, and renamed to the directory when it is complete.
-        fingerprint: fingerprint of specs and files.
-        base: ids, statistics and profile of the warm start's parent.
-        workers: threads of the preparation.
-        progress: receiver of messages and progress figures.
-    """
+    """One call of :func:`prepare` once its plan is made; ``work`` is renamed to the directory when it is complete."""
 
     plan: DataPlan
     work: Path
@@ -236,19 +226,19 @@ def _write(
         there = f"; they are in {task.work.parent / BAD_ROWS}" if bad_rows.num_bad else ""
         task.progress.log(bad_rows.in_words() + there)
     if assembly is None:
-        _finish(task, *_write_splits(task, encoded), bad_rows)
-    else:
-        _finish(task, splits, None, None, bad_rows)
+        splits = _write_splits(task, encoded)
+    _finish(task, splits, bad_rows)
 
 
-def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits, SeenPairs | None, SequenceRows | None]:
+def _write_splits(task: _Preparation, encoded: Encoded) -> FinishedSplits:
     """Write the splits in this process; return them, with seen items and sequences that are not yet written."""
     plan, work, base, workers, progress = task.plan, task.work, task.base, task.workers, task.progress
+    split = plan.job.evaluation.split
     writers, seen, sequences = write_splits(plan, encoded, work, workers, progress)
     grown, row_counts = finish_tables(plan, encoded, work, base.vocabulary, workers)
     rows_of = {table: one.row_of_code for table, one in grown.items()}
     unknown_share = codes_to_rows(plan, work, rows_of, workers, progress.log)
-    splits = FinishedSplits(
+    return FinishedSplits(
         encoded,
         grown,
         row_counts,
@@ -257,25 +247,14 @@ def _write_splits(task: _Preparation, encoded: Encoded) -> tuple[FinishedSplits,
         {name: writer.num_examples for name, writer in writers.items()},
         {name: writer.num_positives for name, writer in writers.items()},
         unknown_share,
-        _time_limits(plan, encoded),
+        time_limits(split, encoded.order(str(plan.dataset.ordering))) if split.kind == "time" else None,
+        seen,
+        sequences,
     )
-    return splits, seen, sequences
 
 
-def _time_limits(plan: DataPlan, encoded: Encoded) -> TimeLimits | None:
-    if plan.job.evaluation.split.kind != "time" or plan.dataset.ordering is None:
-        return None
-    return time_limits(plan.job.evaluation.split, encoded.order(plan.dataset.ordering))
-
-
-def _finish(
-    task: _Preparation,
-    splits: FinishedSplits,
-    seen: SeenPairs | None,
-    sequences: SequenceRows | None,
-    bad_rows: BadRows | None,
-) -> None:
-    """Write all files except the splits, the manifest last; after tasks, ``seen`` and ``sequences`` are None."""
+def _finish(task: _Preparation, splits: FinishedSplits, bad_rows: BadRows | None) -> None:
+    """Write all files except the splits, the manifest last."""
     plan, work, base, log = task.plan, task.work, task.base, task.progress.log
     encoded, grown, row_counts, numeric = splits.encoded, splits.grown, splits.row_counts, splits.numeric
     warnings = [*encoded.warnings, *check_parent_ids(base.vocabulary, grown, row_counts, plan.source.uri)]
@@ -288,8 +267,8 @@ def _finish(
         catalogue = catalogue_of(plan, encoded, grown, numeric)
         write_catalogue(catalogue, work, log)
     rows_of = {table: one.row_of_code for table, one in grown.items()}
-    if seen is not None:
-        seen.write(work, rows_of, {table: one.num_rows for table, one in grown.items()}, catalogue)
+    if splits.seen is not None:
+        splits.seen.write(work, rows_of, {table: one.num_rows for table, one in grown.items()}, catalogue)
     profile = profile_of(plan, encoded, row_counts, splits.labels, task.workers)
     held_out_from = [np.asarray(one).item() for one in splits.time_limits or () if one is not None]
     if held_out_from:
@@ -300,28 +279,34 @@ def _finish(
         moved = drift(base.profile, profile, plan, encoded, grown, row_counts)
         log(in_words(moved))
     num_examples, num_positives = splits.num_examples, splits.num_positives
-    if sequences is not None and plan.is_sequence:
-        item = plan.feature("item")
-        assert item is not None
-        sequences.write(work, rows_of[item.table])
+    if splits.sequences is not None:
+        splits.sequences.write(work, rows_of[plan.single("item").domain])
         num_examples = num_positives = _sequence_examples(plan, Sequences(work))
     _write_tables(work / "tables", grown, row_counts, base.vocabulary, log)
-    ids = {name: one.ids.ids for name, one in grown.items()}
-    graphs = write_graphs(plan.graphs, plan.kinds, ids, work / GRAPHS, log, warnings.append)
+    graphs = {
+        name: write_graph(
+            edges, plan.kinds[edges.table], grown[edges.table].ids.ids, work / GRAPHS, log, warnings.append
+        )
+        for name, edges in plan.graphs.items()
+    }
     for warning in warnings:
         log(f"warning: {warning}")
     if plan.job.publish is not None and not encoded.columns:
         log("several hosts prepared the rows: the gate cannot check the pairing of users and items")
+    user = plan.feature("user")
+    items = {}
+    if catalogue is not None:
+        items["items"] = {"num_in_table": catalogue.num_in_table, "num_numbers": len(plan.item_numeric)}
     manifest = _settings(plan, task.fingerprint) | {
         "tables": {table: {"num_rows": one.num_rows} for table, one in grown.items()},
         "graphs": graphs,
         "numeric": [one.name for one in numeric],
         "vectors": [asdict(one) for one in plan.vectors],
-        **_items(plan, catalogue),
+        **items,
         "bad_rows": None if bad_rows is None else dict(bad_rows.by_reason),
         "drift": None if moved is None else as_json(moved),
         "warnings": warnings,
-        "row_figures": row_figures(plan, encoded, _of_users(plan, row_counts)),
+        "row_figures": row_figures(plan, encoded, None if user is None else row_counts.get(user.table)),
         "num_rows_read": encoded.num_rows,
         "num_examples": num_examples,
         "num_positives": num_positives,
@@ -331,11 +316,6 @@ def _finish(
     }
     (work / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
     log("examples: " + ", ".join(f"{name} {count:,}" for name, count in num_examples.items()))
-
-
-def _of_users(plan: DataPlan, row_counts: Mapping[str, npt.NDArray[np.int64]]) -> npt.NDArray[np.int64] | None:
-    user = plan.feature("user")
-    return None if user is None else row_counts.get(user.table)
 
 
 def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str, base: WarmStart) -> None:
@@ -367,11 +347,7 @@ def _write_without_rows(plan: DataPlan, work: Path, fingerprint: str, base: Warm
 def check_files_read(dataset: DatasetSpec, job: JobSpec, directory: Path, num_files: int) -> None:
     """Check that the files that a one-pass job has read are unchanged; the files after them may have changed.
 
-    Args:
-        dataset: dataset of the job.
-        job: the job.
-        directory: directory that :func:`prepare` has written for it.
-        num_files: number of files, from the first on, that were read in whole or in part.
+    ``num_files``: number of files, from the first on, that were read in whole or in part.
 
     Raises:
         DataError: a file was changed or removed.
@@ -407,13 +383,6 @@ def _settings(plan: DataPlan, fingerprint: str) -> dict[str, Any]:
     }
 
 
-def _items(plan: DataPlan, catalogue: Catalogue | None) -> dict[str, Any]:
-    """Return the manifest's entry ``items`` in a dictionary, which is empty if the dataset has no item table."""
-    if catalogue is None:
-        return {}
-    return {"items": {"num_in_table": catalogue.num_in_table, "num_numbers": len(plan.item_numeric)}}
-
-
 def _write_tables(
     directory: Path,
     grown: Mapping[str, GrownTable],
@@ -435,10 +404,8 @@ def _write_tables(
 def _quarantine(
     plan: DataPlan, directory: Path, work: Path, parts: PartCache, fence: Callable[[], None]
 ) -> Iterator[BadRows | None]:
-    """Yield the writer of bad rows, or None if the dataset allows none and a bad row is an error.
-
-    At the end the file of bad rows appears in the parent folder of ``directory``, even if there were too many.
-    """
+    """Yield the writer of bad rows, or None if the dataset allows none and a bad row is an error."""
+    # At the end the file of bad rows appears in the parent folder of directory, even if there were too many.
     if plan.dataset.max_bad_rows is None:
         yield None
         return
@@ -454,13 +421,9 @@ def _quarantine(
 
 
 def _sequence_examples(plan: DataPlan, sequences: Sequences) -> dict[str, int]:
-    """Return the number of examples, by split.
-
-    Training examples are items of sequences (item2vec) or pieces of sequences (gru4rec, hstu, sasrec); held-out
-    examples are items to predict.
-    """
+    """Return the number of examples by split: in training of items or pieces of sequences, else of items to predict."""
     model = plan.job.model
-    train = len(sequences.windows(model.length)) if isinstance(model, PieceSpec) else len(sequences.train.values)
+    train = len(Windows(sequences.train, model.length)) if isinstance(model, PieceSpec) else len(sequences.train.values)
     return {"train": train, **{name: len(places) for name, places in sequences.held.items()}}
 
 

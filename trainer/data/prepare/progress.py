@@ -34,10 +34,7 @@ class Progress:
     def start_reading(self, source: Source, part_rows: int, num_rows: int = 0) -> None:
         """Note that the reading begins.
 
-        Args:
-            source: source of the rows.
-            part_rows: number of rows between saves.
-            num_rows: number of rows that an earlier process has read and saved.
+        ``part_rows``: number of rows between saves; ``num_rows``: number of rows that an earlier process has saved.
         """
         self._start("read", source.reader.num_rows() if source.has_all_rows else None, num_rows)
         self._told, self._part_rows = self._began, part_rows

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
-from trainer.data.columns.hashing import derive_key, mix, unit_interval
+from trainer.data.columns.hashing import Int64s, derive_key, mix, unit_interval
 from trainer.data.columns.jagged import Jagged, sorted_unique
 from trainer.data.columns.orders import order_name
 from trainer.data.prepare.encode import Encoded
@@ -26,16 +26,11 @@ NEWEST = 0.2
 """Share of the rows that counts as the newest."""
 _SAMPLE_SEED, _HALF_SEED, _ORDER_SEED, _DRAW_SEED = 0x1F01, 0x1F02, 0x1F03, 0x1F04
 
-Int64s = npt.NDArray[np.int64]
-
 
 def row_figures(plan: DataPlan, encoded: Encoded, user_counts: Int64s | None) -> dict[str, float | None]:
     """Return figures of the rows; a figure that cannot be computed is None.
 
-    Args:
-        plan: plan of the preparation.
-        encoded: all rows of the window.
-        user_counts: training rows of each row of the user table [rows]; None: the job reads no users.
+    ``user_counts``: training rows of each row of the user table [rows]; None: the job reads no users.
 
     Returns:
         ``rows``: number of rows; ``users``: number of users with training rows; ``largest_user``: share of the rows of
@@ -67,9 +62,7 @@ def pairing(users: npt.NDArray[Any], items: npt.NDArray[Any]) -> float | None:
     is the share of comparisons in which the user's own pair has the greater number; a tie counts half. If only
     popularity decides what users take, the result is .5.
 
-    Args:
-        users: code of each row's user [n], at least 0.
-        items: code of each row's item [n], at least 0.
+    ``users`` and ``items``: code of each row's user and item [n], at least 0.
 
     Returns:
         The share, None for fewer than ``MIN_PAIRS`` pairs.
@@ -102,9 +95,7 @@ def pairing(users: npt.NDArray[Any], items: npt.NDArray[Any]) -> float | None:
 def popularity(earlier: npt.NDArray[Any], newest: npt.NDArray[Any]) -> float | None:
     """Return the correlation between the log counts of items in two parts of the rows; changed ids lower it.
 
-    Args:
-        earlier: item codes of the earlier rows, at least 0.
-        newest: item codes of the newest rows, at least 0.
+    ``earlier`` and ``newest``: item codes of the rows of each part, at least 0.
 
     Returns:
         The correlation over items with at least two rows in each part; None for fewer than ``MIN_ITEMS`` such items.
@@ -127,8 +118,7 @@ def _newest(plan: DataPlan, encoded: Encoded) -> npt.NDArray[np.bool_] | None:
     """Return a mask of the newest rows, bool [rows]: by their times, or else the last rows of a window of days."""
     times = encoded.values.get(order_name(plan.dataset.timestamp or ""))
     if times is not None:
-        newest: npt.NDArray[np.bool_] = times > np.quantile(times, 1.0 - NEWEST)
-        return newest
+        return times > np.quantile(times, 1.0 - NEWEST)
     if plan.job.dataset.window is None:
         return None
     return np.arange(encoded.num_rows) >= (1.0 - NEWEST) * encoded.num_rows
@@ -158,7 +148,6 @@ def _together(users: Int64s, items: Int64s, place: Int64s, width: int) -> tuple[
 
 
 def _times(together: Int64s, counts: Int64s, left: Int64s, right: Int64s, width: int) -> Int64s:
-    """Return the number of users that have both items of each pair."""
     if not len(together):
         return np.zeros(len(left), np.int64)
     keys = left * width + right

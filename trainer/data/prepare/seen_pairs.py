@@ -9,15 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
-from trainer.data.columns.jagged import Jagged, sorted_unique
-from trainer.data.prepare.arrays import (
-    OFFSET,
-    write_array,
-)
+from trainer.data.columns.jagged import sorted_unique
+from trainer.data.prepare.arrays import OFFSET, write_array
 from trainer.data.prepare.catalogue import Catalogue
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.example_counts import example_counts
-from trainer.data.prepare.examples import Examples
+from trainer.data.prepare.examples import Examples, flat
 from trainer.data.prepare.negatives import SeenItems
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import TRAIN
@@ -30,30 +27,22 @@ class SeenPairs:
     """
 
     def __init__(self, plan: DataPlan, encoded: Encoded):
-        self._enabled = plan.keeps_seen
-        self._user, self._item = plan.direct("user"), plan.direct("item")
-        if not self._enabled:
-            return
-        assert self._user is not None
-        assert self._item is not None
+        self._user, self._item = plan.single("user"), plan.single("item")
         self._draws_negatives = plan.dataset.negatives is not None
         self._num_items = len(encoded.codes[self._item.domain].ids)
         self._parts: list[npt.NDArray[np.int64]] = []
 
     def add(self, examples: Examples) -> None:
-        if self._enabled:
-            users, items = examples.features["user"], examples.features["item"]
-            assert not isinstance(users, Jagged)
-            assert not isinstance(items, Jagged)
-            own = (examples.sides == TRAIN) & ~examples.is_negative & (users >= 0) & (items >= 0)
-            self._parts.append(sorted_unique(users[own].astype(np.int64) * self._num_items + items[own]))
+        users, items = flat(examples.features["user"]), flat(examples.features["item"])
+        own = (examples.sides == TRAIN) & ~examples.is_negative & (users >= 0) & (items >= 0)
+        self._parts.append(sorted_unique(users[own].astype(np.int64) * self._num_items + items[own]))
 
     def write(
         self,
         directory: Path,
         rows_of: Mapping[str, npt.NDArray[np.int32]],
         num_rows: Mapping[str, int],
-        catalogue: Catalogue | None = None,
+        catalogue: Catalogue | None,
     ) -> None:
         """Write the items to draw negatives from, and the items of each user.
 
@@ -61,21 +50,12 @@ class SeenPairs:
         catalogue. Without a catalogue only items of this training split are drawn, not items that occur only in a warm
         start or a history. ``seen.{shifted,starts}.bin`` hold a SeenItems object by the user's table row.
 
-        Args:
-            directory: directory whose training split must already have table rows instead of codes.
-            rows_of: the table row of each code, by table.
-            num_rows: number of rows, by table.
-            catalogue: all items, if there is an item table.
+        The training split in ``directory`` must already have table rows instead of codes; ``rows_of`` has the row of
+        each code.
         """
-        if not self._enabled:
-            return
-        assert self._user is not None
-        assert self._item is not None
         pairs = np.concatenate(self._parts)
-        users, items = (
-            rows_of[self._user.domain][pairs // self._num_items],
-            rows_of[self._item.domain][pairs % self._num_items],
-        )
+        users = rows_of[self._user.domain][pairs // self._num_items]
+        items = rows_of[self._item.domain][pairs % self._num_items]
         counts = example_counts(
             directory / "train", "item", num_rows[self._item.domain], drawn_negatives=self._draws_negatives
         )

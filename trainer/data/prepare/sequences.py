@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from trainer.data.columns.jagged import Jagged, gather_spans
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import CODE, LABEL, OFFSET, map_array, write_array
+from trainer.data.prepare.arrays import CODE, LABEL, OFFSET, map_array, open_ids, write_array, write_ids
 from trainer.data.prepare.encode import Encoded
-from trainer.data.prepare.examples import Examples
+from trainer.data.prepare.examples import Examples, flat
 from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.split import DROPPED, SPLIT_NAMES, TRAIN
 
@@ -31,24 +31,14 @@ class SequenceRows:
     """Collector of positive examples, chunk by chunk. Sorting needs memory for three integers per positive example."""
 
     def __init__(self, plan: DataPlan, encoded: Encoded):
-        self._enabled = plan.is_sequence
-        if not self._enabled:
-            return
-        ordering = plan.dataset.ordering
-        assert ordering is not None
         self._where = f"dataset '{plan.dataset.name}', training split"
-        self._orders = encoded.order(ordering)
-        user = plan.direct("user")
-        self._ids = encoded.codes[user.domain].ids if plan.publishes_users and user is not None else None
+        self._orders = encoded.order(str(plan.dataset.ordering))
+        self._ids = encoded.codes[plan.single("user").domain].ids if plan.publishes_users else None
         self._parts: list[tuple[npt.NDArray[Any], ...]] = []
 
     def add(self, examples: Examples) -> None:
         """Add examples, which hold codes, in ascending order of rows."""
-        if not self._enabled:
-            return
-        users, items = examples.features["user"], examples.features["item"]
-        assert not isinstance(users, Jagged)
-        assert not isinstance(items, Jagged)
+        users, items = flat(examples.features["user"]), flat(examples.features["item"])
         positive = (
             (examples.sides != DROPPED) & ~examples.is_negative & (examples.labels == 1) & (users >= 0) & (items >= 0)
         )
@@ -61,8 +51,6 @@ class SequenceRows:
         Raises:
             DataError: no user has two items to train on.
         """
-        if not self._enabled:
-            return
         users, items, sides, orders = (np.concatenate(part) for part in zip(*self._parts, strict=True))
         self._parts.clear()
         by_time = np.lexsort((orders, users))  # stable: equal times stay in the order of rows
@@ -70,10 +58,7 @@ class SequenceRows:
         starts = np.append(np.flatnonzero(np.r_[True, users[1:] != users[:-1]]), len(users))
         if self._ids is not None:
             (directory / FOLDER).mkdir(exist_ok=True)
-            batch = pa.record_batch({"id": self._ids.take(pa.array(users[starts[:-1]]))})
-            with pa.OSFile(str(directory / FOLDER / USERS_FILE), "wb") as file:
-                with pa.ipc.new_file(file, batch.schema) as writer:
-                    writer.write_batch(batch)
+            write_ids(directory / FOLDER / USERS_FILE, self._ids.take(pa.array(users[starts[:-1]])))
         seen = np.append(0, np.cumsum(sides == TRAIN))
         train_starts = seen[starts]
         if np.diff(train_starts).max(initial=0) < 2:
@@ -119,8 +104,7 @@ class Sequences:
 
     def user_ids(self) -> pa.Array:
         """Return the raw id of each sequence's user, memory-mapped; kept only for jobs that publish users."""
-        with pa.memory_map(str(self._folder / USERS_FILE)) as file:
-            return pa.ipc.open_file(file).get_batch(0).column(0)
+        return open_ids(self._folder / USERS_FILE)
 
     def history(self, split: str, places: Int64s) -> tuple[Jagged, Jagged]:
         """Return two lists for each held-out example: the items before it, and all items of its user in any split.
@@ -135,9 +119,6 @@ class Sequences:
         counts = np.append(0, np.cumsum(known))
         everything = gather_spans(self.items, start, self.starts[user + 1] - start)
         return Jagged(before.values[known], counts[before.offsets]), everything
-
-    def windows(self, length: int) -> Windows:
-        return Windows(self.train, length)
 
 
 class Windows:

@@ -32,10 +32,8 @@ DEFAULT_BYTES = 20 * 2**30
 class SharedPreparedData:
     """Cache of prepared data that runs of this host share: at most ``limit_bytes``, least recently used removed first.
 
-    Args:
-        folder: folder of the cache, made with access for this user only.
-        limit_bytes: limit for all owners together.
-        owner: store url of the runs that share; runs of another owner see none of their data.
+    Only this user can access ``folder``. ``owner``: store url of the runs that share; runs of another owner see none of
+    their data.
 
     Raises:
         PermissionError: another user could write to the folder.
@@ -170,10 +168,8 @@ def _require_links(folder: Path, to: Path) -> None:
 def shared_on_host(owner: str, directory: Path, log: Callable[[str], Any]) -> SharedPreparedData | None:
     """Return this host's shared prepared data, in the cache that the environment names.
 
-    Args:
-        owner: store url of the runs that share it.
-        directory: directory of the run. On another file system its files would be copies, so nothing is shared.
-        log: called with the reason if the folder cannot be used.
+    ``owner``: store url of the runs that share it. On another file system than ``directory`` its files would be copies,
+    so nothing is shared. ``log`` is called with the reason if the folder cannot be used.
 
     Returns:
         None if the limit is 0, or the folder cannot be made, hard links to it fail, or others may access it.

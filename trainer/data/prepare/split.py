@@ -24,10 +24,10 @@ SPLIT_NAMES = ("train", "validation", "test")
 SPLIT_SEED = 0x5EED
 
 
-def random_split(split: Split, pair_keys: UInt64s, seed: int = SPLIT_SEED) -> npt.NDArray[np.uint8]:
+def random_split(split: Split, pair_keys: UInt64s) -> npt.NDArray[np.uint8]:
     """Split by hash of the pair: rows with equal keys get the same split, whatever the order and number of rows."""
     with np.errstate(over="ignore"):
-        uniform = unit_interval(mix(pair_keys + np.uint64(derive_key(seed))))
+        uniform = unit_interval(mix(pair_keys + np.uint64(derive_key(SPLIT_SEED))))
     sides = np.full(len(pair_keys), TRAIN, dtype=np.uint8)
     sides[uniform < split.test + split.validation] = VALIDATION
     sides[uniform < split.test] = TEST
@@ -86,11 +86,6 @@ def time_limits(split: Split, order: npt.NDArray[Any]) -> TimeLimits:
     return TimeLimits(ordered[count - num_held] if num_held else None, ordered[count - num_test] if num_test else None)
 
 
-def by_time(split: Split, order: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Split by time, by the limits of these rows."""
-    return time_limits(split, order).sides(order)
-
-
 _REMEDY = "write train, validation or test, or 0 and 1 (true: the row tests); or choose another evaluation.split"
 
 
@@ -100,17 +95,10 @@ class Sides(Column):
 
     column: str
     name = "sides"
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return LABEL
+    dtype = LABEL
 
     def read(self, chunk: Chunk) -> npt.NDArray[np.uint8]:
-        """Return the split of each row: by its name, or TEST where a number or truth value is 1.
-
-        Raises:
-            DataError: a value names no split.
-        """
+        """Return the split of each row: by its name, or TEST where a number or truth value is 1."""
         array = chunk.column(self.column)
         if pa.types.is_boolean(array.type):
             array = array.cast(pa.int8())

@@ -16,10 +16,7 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS, UNKNOWN_ROW, Grow
 from trainer.data.columns.values import Kind, as_ids
 from trainer.data.columns.vocabulary import Codes, id_type
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import (
-    CODE,
-    map_array,
-)
+from trainer.data.prepare.arrays import CODE, map_array
 from trainer.data.prepare.encode import Encoded
 from trainer.data.prepare.plan import DataPlan, FeaturePlan
 from trainer.data.prepare.split import SPLIT_NAMES
@@ -32,11 +29,7 @@ _PIECE_ROWS = 1 << 22
 
 
 def finish_tables(
-    plan: DataPlan,
-    encoded: Encoded,
-    directory: Path,
-    base: Mapping[str, IdMap],
-    workers: Workers,
+    plan: DataPlan, encoded: Encoded, directory: Path, base: Mapping[str, IdMap], workers: Workers
 ) -> tuple[dict[str, GrownTable], dict[str, npt.NDArray[np.int64]]]:
     """Return {table: (ids with their rows)} and {table: number of each row's occurrences in the training split}.
 
@@ -69,12 +62,7 @@ def finish_table(
 ) -> tuple[GrownTable, npt.NDArray[np.int64]]:
     """Return a table's ids with their rows, and the number of each row's occurrences in the training split.
 
-    Args:
-        plan: plan of the preparation.
-        table: name of the table.
-        codes: the table's distinct ids, which must ascend.
-        counts: counts of the ids, as :func:`occurrences` returns them.
-        base: the warm start's ids; None without a warm start.
+    The ids of ``codes`` ascend; ``counts`` are their :func:`occurrences`; ``base`` are the warm start's ids, if any.
     """
     parent = None if base is None else _as_type_of(codes.ids, base, table)
     init_from = plan.job.init_from
@@ -151,11 +139,7 @@ def _of_other_type(kind: Kind, base: IdMap, table: str) -> DataError:
 
 
 def _require_told_apart(others: list[str], integers: pa.Array, where: str) -> None:
-    """Check that no text can be read as one of the warm start's integers, which may stand for several texts.
-
-    Raises:
-        DataError: a text can.
-    """
+    """Check that no text can be read as one of the warm start's integers, which may stand for several texts."""
     numbers = pa.array([number_of(text) for text in others], pa.int64())
     found = np.flatnonzero(Codes(as_ids(integers, "int", where)).encode(numbers) >= 0)
     if len(found):
@@ -171,11 +155,7 @@ def _require_told_apart(others: list[str], integers: pa.Array, where: str) -> No
 def ids_before(table: str, kind: Kind, base: IdMap | None, keeps_strings: bool = False) -> IdMap:
     """Return the ids that have a table row before a one-pass run begins, with the run's number; strings are hashed.
 
-    Args:
-        table: name of the table.
-        kind: kind of its ids in the rows.
-        base: ids of the warm start; None without a warm start.
-        keeps_strings: True if strings are not hashed.
+    ``base``: ids of the warm start, if any. With ``keeps_strings``, strings are not hashed.
 
     Raises:
         DataError: the warm start's ids are of another kind, or are hashes although strings are to be kept.
@@ -211,11 +191,7 @@ def check_parent_ids(
     A table whose ids are all new gives no warning: another day's news articles are all new, and
     :mod:`trainer.data.prepare.drift` reports that.
 
-    Args:
-        base: the parent's ids by table.
-        grown: the tables with this run's ids.
-        row_counts: occurrences of each row in this run's training split.
-        uri: location of the rows, for messages.
+    ``base`` has the parent's ids by table; ``row_counts`` the occurrences of each row in this run's training split.
 
     Raises:
         DataError: nearly no id of any table is among the parent's, or the text ids of a table are the parent's ids of

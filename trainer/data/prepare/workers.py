@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import TypeVar
 
 from trainer.spec import JobSpec
@@ -44,7 +43,5 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -28,9 +28,9 @@ from trainer.data.prepare.arrays import (
     weight_file,
 )
 from trainer.data.prepare.encode import Encoded
-from trainer.data.prepare.examples import ExampleRows, Examples, take
+from trainer.data.prepare.examples import ExampleRows, Examples, flat, take
 from trainer.data.prepare.label_figures import LabelFigures
-from trainer.data.prepare.plan import DataPlan, FeaturePlan
+from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.seen_pairs import SeenPairs
 from trainer.data.prepare.sequences import SequenceRows
@@ -59,7 +59,9 @@ class SplitWriter:
         self._flat = {f.name: Appender(directory / f"{f.name}.bin", CODE) for f in plan.trained if not f.is_list}
         self._lists = {f.name: JaggedAppender(directory / f.name, CODE) for f in plan.trained if f.is_list}
         self._weights = {
-            f.name: Appender(weight_file(directory, f.name), VALUE) for f in plan.trained if is_weighted(f)
+            f.name: Appender(weight_file(directory, f.name), VALUE)
+            for f in plan.trained
+            if f.use is not None and f.use.weights is not None
         }
         self._pooling = {f.name: f.pooling for f in plan.trained}
         self._values = {
@@ -82,11 +84,9 @@ class SplitWriter:
             figures.add(columns[:, number])
         self._labels.append(labels.reshape(-1))
         if self._users is not None:
-            users = examples.features["user"]
-            assert not isinstance(users, Jagged)
-            self._users.append(users[chosen])
+            self._users.append(flat(examples.features["user"])[chosen])
         if self._items is not None:
-            self._items.append(_item_positions(examples)[chosen])
+            self._items.append(flat(examples.features[ITEM_TABLE])[chosen])
 
     def append_values(self, name: str, values: npt.NDArray[Any]) -> None:
         """Append values [examples, ...] of the column ``name``."""
@@ -101,8 +101,7 @@ class SplitWriter:
             self._weights[name].append(weights)
         column = take(examples.features[name], chosen)
         if name in self._flat:
-            assert not isinstance(column, Jagged)
-            self._flat[name].append(column)
+            self._flat[name].append(flat(column))
             return
         # A join may give single ids to an id_list feature: a list of one, or an empty one.
         if not isinstance(column, Jagged):
@@ -117,16 +116,6 @@ class SplitWriter:
                 appender.close()
 
 
-def _item_positions(examples: Examples) -> npt.NDArray[np.int32]:
-    positions = examples.features[ITEM_TABLE]
-    assert not isinstance(positions, Jagged)
-    return positions
-
-
-def is_weighted(feature: FeaturePlan) -> bool:
-    return feature.use is not None and feature.use.weights is not None
-
-
 def code_files(plan: DataPlan, directory: Path) -> dict[str, Path]:
     """Return the path of the file with codes, by feature, in the folder of a split."""
     return {f.name: directory / (f"{f.name}.values.bin" if f.is_list else f"{f.name}.bin") for f in plan.trained}
@@ -134,12 +123,13 @@ def code_files(plan: DataPlan, directory: Path) -> dict[str, Path]:
 
 def write_splits(
     plan: DataPlan, encoded: Encoded, directory: Path, workers: Workers, progress: Progress
-) -> tuple[dict[str, SplitWriter], SeenPairs, SequenceRows]:
+) -> tuple[dict[str, SplitWriter], SeenPairs | None, SequenceRows | None]:
     """Write all examples, with codes for ids, and return the splits' writers, the seen items and the sequences.
 
     If the model trains on positives only, the training split gets only positive examples.
     """
-    seen, sequences = SeenPairs(plan, encoded), SequenceRows(plan, encoded)
+    seen = SeenPairs(plan, encoded) if plan.keeps_seen else None
+    sequences = SequenceRows(plan, encoded) if plan.is_sequence else None
     writers = {name: SplitWriter(directory / name, plan) for name in SPLIT_NAMES}
     progress.start_writing(encoded.num_rows)
     try:
@@ -148,8 +138,10 @@ def write_splits(
             if line:
                 progress.log(line)
         for examples in rows.chunks():
-            seen.add(examples)
-            sequences.add(examples)
+            if seen is not None:
+                seen.add(examples)
+            if sequences is not None:
+                sequences.add(examples)
             append_examples(plan, writers, examples, encoded, workers, rows.item_features.names)
             progress.add(int(examples.rows[-1] - examples.rows[0]) + 1)
     finally:
@@ -163,11 +155,7 @@ def write_splits(
 def check_training_split(plan: DataPlan, num_examples: int, weight: float, labels: Sequence[LabelFigures]) -> None:
     """Check that a model can learn something from the training split.
 
-    Args:
-        plan: plan of the preparation.
-        num_examples: number of examples of the training split.
-        weight: sum of its examples' weights, if rows have weights.
-        labels: figures of each of its labels.
+    ``weight``: sum of its examples' weights, if rows have weights; ``labels``: figures of each of its labels.
 
     Raises:
         DataError: the split is empty, all its weights are 0, or all its labels are equal.
@@ -218,7 +206,8 @@ def append_examples(
     def append_item_numbers(name: str) -> None:
         assert plan.items is not None
         for writer, places in chosen:
-            writer.append_values(name, plan.items.values_at(_item_positions(examples)[places], name))
+            positions = flat(examples.features[ITEM_TABLE])[places]
+            writer.append_values(name, plan.items.values_at(positions, name))
 
     columns: list[Callable[[], None]] = [append_rows]
     columns += [functools.partial(append_feature, feature.name) for feature in plan.trained]
@@ -233,14 +222,10 @@ class FinishedSplits:
 
     Attributes:
         encoded: all rows; after a preparation by tasks, only their distinct ids and a sample of their numbers.
-        grown: table -> its ids with their rows.
         row_counts: table -> the number of occurrences of each row in the training split.
-        numeric: numeric features, with statistics.
-        labels: figures of each label of the training split.
-        num_examples: number of examples by split.
-        num_positives: number of positive examples by split.
         unknown_share: share of unknown ids by feature and split.
         time_limits: times that separate the splits of a split by time; None for other splits.
+        seen, sequences: collectors, to be written once ids have table rows; None after a preparation by tasks.
     """
 
     encoded: Encoded
@@ -252,3 +237,5 @@ class FinishedSplits:
     num_positives: dict[str, int]
     unknown_share: dict[str, dict[str, float]]
     time_limits: TimeLimits | None = None
+    seen: SeenPairs | None = None
+    sequences: SequenceRows | None = None

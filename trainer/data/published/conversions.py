@@ -82,8 +82,7 @@ def _double_colons(content: bytes, names: list[str]) -> pa.Table:
 
 
 def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.int64]:
-    numbers: npt.NDArray[np.int64] = table[column].to_numpy()
-    return numbers
+    return table[column].to_numpy()
 
 
 def _numbers_of(archive: zipfile.ZipFile, name: str) -> npt.NDArray[np.int64]:

@@ -19,28 +19,11 @@ TIMEOUT_SECONDS = 60.0
 _PIECE_BYTES = 1 << 20
 
 
-def published(name: str) -> PublishedData:
-    """Return a public data set by its name.
-
-    Raises:
-        DataError: there is no data set of this name.
-    """
-    if name not in PUBLISHED:
-        raise DataError(
-            "is no data set that can be fetched", where=name, remedy=f"there are {', '.join(sorted(PUBLISHED))}"
-        )
-    return PUBLISHED[name]
-
-
 def get(name: str, to: Path, downloaded: Path | None = None, told: Callable[[str], None] = print) -> list[Path]:
     """Fetch a data set and write its Parquet files.
 
-    Args:
-        name: a name in ``PUBLISHED``.
-        to: the folder of the Parquet files, which is created.
-        downloaded: a folder with the publisher's files, if this machine cannot reach the publisher; None: the files are
-            fetched.
-        told: called with each line of text for the user.
+    ``downloaded``: a folder with the publisher's files, if this machine cannot reach the publisher; None: the files are
+    fetched into ``to``, which is created. ``told`` is called with each line of text for the user.
 
     Returns:
         The paths of the Parquet files. Nothing is fetched if all of them exist.
@@ -48,7 +31,10 @@ def get(name: str, to: Path, downloaded: Path | None = None, told: Callable[[str
     Raises:
         DataError: the publisher does not answer, or a file has another checksum or another form than expected.
     """
-    data = published(name)
+    if name not in PUBLISHED:
+        known = ", ".join(sorted(PUBLISHED))
+        raise DataError("is no data set that can be fetched", where=name, remedy=f"there are {known}")
+    data = PUBLISHED[name]
     paths = [to / f"{table}.parquet" for table in data.tables]
     if all(path.exists() for path in paths):
         told(f"{', '.join(map(str, paths))}: there already")
@@ -85,11 +71,7 @@ def _fetch(file: RemoteFile, path: Path) -> None:
 
 
 def _checked(file: RemoteFile, path: Path) -> str:
-    """Describe a file's checksum, and whether a published checksum is there to compare with.
-
-    Raises:
-        DataError: the file is missing, or its checksum is not the publisher's.
-    """
+    """Describe a file's checksum, and whether a published checksum is there to compare with."""
     if not path.is_file():
         raise DataError("is not there", where=str(path), remedy=f"fetch {file.url} into this folder")
     md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()

@@ -1,7 +1,6 @@
 """A generated click log with long-tailed ids, item clusters and the true probability of every click. Torch-free.
 
-``python -m trainer.data.sources.click_log --rows N --days D --out DIR`` writes
-``DIR/date=YYYY-MM-DD/part-00000.parquet`` with the columns:
+``evenkeel generate OUT`` writes ``OUT/date=YYYY-MM-DD/part-00000.parquet`` with the columns:
 
 ===========  ===========================================================================================
 user, item   int64 ids; Zipf-distributed popularity
@@ -21,9 +20,9 @@ items appears only after the first day. Every value is a function of (seed, day,
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -46,13 +45,46 @@ _WORLD, _ROWS = 31, 32
 
 
 @dataclass(frozen=True)
-class ClickLog:
-    """The model that generates the log. The numbers of users, items and queries follow from ``num_rows``."""
+class DailyLog:
+    """A generated log with equally many rows on each day, give or take one, ascending in time."""
 
     num_rows: int = 200_000
     num_days: int = 10
     seed: int = 0
     rows_per_user: float = 100.0
+
+    def __post_init__(self) -> None:
+        if self.num_days < 1 or self.num_rows < self.num_days:
+            raise ValueError(f"{self.num_rows} rows do not fill {self.num_days} days: give at least one row per day")
+
+    @property
+    def num_users(self) -> int:
+        return max(8, int(self.num_rows / self.rows_per_user))
+
+    def rows_of_day(self, day: int) -> int:
+        """Return the number of rows of day ``day`` (from 0)."""
+        return self.num_rows * (day + 1) // self.num_days - self.num_rows * day // self.num_days
+
+    def chunks(self, day: int) -> Iterator[Int64s]:
+        """Yield the numbers of a day's rows, as many at a time as are drawn at once."""
+        count = self.rows_of_day(day)
+        for start in range(0, count, CHUNK_ROWS):
+            yield np.arange(start, min(start + CHUNK_ROWS, count))
+
+    def times(self, day: int, index: Int64s) -> Int64s:
+        """Return the times, in seconds since 1970, of the rows with these numbers in their day."""
+        midnight = (FIRST_DAY - datetime.date(1970, 1, 1)).days + day
+        return midnight * 86_400 + index * 86_400 // self.rows_of_day(day)
+
+    def uniform(self, stream: tuple[int, ...], index: Int64s) -> Floats:
+        """Return a number in [0, 1) for each index, as a function of the seed and the stream."""
+        return unit_interval(random_words(derive_key(self.seed, *stream), index))
+
+
+@dataclass(frozen=True)
+class ClickLog(DailyLog):
+    """The model that generates the log. The numbers of users, items and queries follow from ``num_rows``."""
+
     rows_per_item: float = 200.0
     rows_per_query: float = 2.5
     num_clusters: int = 12
@@ -67,14 +99,6 @@ class ClickLog:
     targeted: float = 0.7
     bias: float = -2.0
 
-    def __post_init__(self) -> None:
-        if self.num_days < 1 or self.num_rows < self.num_days:
-            raise ValueError(f"{self.num_rows} rows do not fill {self.num_days} days: give at least one row per day")
-
-    @property
-    def num_users(self) -> int:
-        return max(8, int(self.num_rows / self.rows_per_user))
-
     @property
     def num_items(self) -> int:
         return max(2 * self.num_clusters, int(self.num_rows / self.rows_per_item))
@@ -85,29 +109,24 @@ class ClickLog:
 
     def day_table(self, day: int) -> pa.Table:
         """Return a table of the rows of day ``day`` (from 0)."""
-        count = self.num_rows * (day + 1) // self.num_days - self.num_rows * day // self.num_days
-        parts = [self._rows(day, start, min(start + CHUNK_ROWS, count), count) for start in range(0, count, CHUNK_ROWS)]
-        return pa.concat_tables(parts)
+        return pa.concat_tables([self._rows(day, index) for index in self.chunks(day)])
 
-    def _rows(self, day: int, start: int, stop: int, count: int) -> pa.Table:
-        index = np.arange(start, stop)
-
+    def _rows(self, day: int, index: Int64s) -> pa.Table:
         def uniform(stream: int) -> Floats:
-            return unit_interval(random_words(derive_key(self.seed, _ROWS, day, stream), index))
+            return self.uniform((_ROWS, day, stream), index)
 
         users = np.searchsorted(self._user_cdf, uniform(0), side="right")
         items = self._draw_items(day, users, uniform(1), uniform(2), uniform(3))
         queries = np.searchsorted(self._query_cdf, uniform(6), side="right")
         contexts = (uniform(4) * NUM_CONTEXTS).astype(np.int64)
         probability = 1.0 / (1.0 + np.exp(-self.logits(users, items, queries, contexts)))
-        midnight = (FIRST_DAY - datetime.date(1970, 1, 1)).days + day
         return pa.table(
             {
                 "user": users + USER_BASE,
                 "item": items + ITEM_BASE,
                 "query": queries + QUERY_BASE,
                 "context": contexts,
-                "timestamp": midnight * 86_400 + index * 86_400 // count,
+                "timestamp": self.times(day, index),
                 "click": (uniform(5) < probability).astype(np.int8),
                 "probability": probability,
                 "cluster": self.item_clusters[items],
@@ -120,8 +139,8 @@ class ClickLog:
         likes = (self._tastes[users] == clusters[:, None]).any(axis=1)
         # Centred, so that the bias keeps its meaning: a user likes about 2 of the clusters.
         affinity = self.taste * (likes - 2.0 / self.num_clusters)
-        effects = self._user_effect[users] + self._item_effect[items] + self._query_effect[queries]
-        return self.bias + effects + self._context_effect[contexts] + affinity
+        of_users, of_items, of_contexts, of_queries = self._effects
+        return self.bias + (of_users[users] + of_items[items] + of_queries[queries]) + of_contexts[contexts] + affinity
 
     def _draw_items(self, day: int, users: Int64s, which: Floats, within: Floats, choice: Floats) -> Int64s:
         """Draw an item for each user by popularity; for the targeted share, from one of the user's two clusters."""
@@ -136,15 +155,11 @@ class ClickLog:
         position = np.searchsorted(cdf, low + within * (high - low), side="right") - 1
         return by_cluster[np.minimum(position, self.num_items - 1)]
 
-    # --- the world, drawn once per seed
-
     def _world(self, stream: int, count: int) -> Floats:
-        return unit_interval(random_words(derive_key(self.seed, _WORLD, stream), np.arange(count)))
+        return self.uniform((_WORLD, stream), np.arange(count))
 
     def _normal(self, stream: int, count: int) -> Floats:
-        """Return ``count`` standard normal numbers, by the method of Box and Muller."""
-        radius = np.sqrt(-2.0 * np.log1p(-self._world(stream, count)))
-        return radius * np.cos(2.0 * np.pi * self._world(stream + 1, count))
+        return normal(self._world(stream, count), self._world(stream + 1, count))
 
     @cached_property
     def item_clusters(self) -> Int64s:
@@ -155,10 +170,8 @@ class ClickLog:
 
     @cached_property
     def _birth_days(self) -> Int64s:
-        """Return the day from which on each item appears, int64 [items].
-
-        The day is 0 for nine tenths of the items, and always for the first ``num_clusters``, the most popular.
-        """
+        """Return the day from which on each item appears, int64 [items]."""
+        # The day is 0 for nine tenths of the items, and always for the first num_clusters, the most popular.
         late = self._world(1, self.num_items) < 0.1
         late[: self.num_clusters] = False
         day = 1 + (self._world(2, self.num_items) * max(1, self.num_days - 1)).astype(np.int64)
@@ -170,11 +183,11 @@ class ClickLog:
 
     @cached_property
     def _user_cdf(self) -> Floats:
-        return _zipf_cdf(self.num_users, self.user_exponent)
+        return zipf_cdf(self.num_users, self.user_exponent)
 
     @cached_property
     def _query_cdf(self) -> Floats:
-        return _zipf_cdf(self.num_queries, self.query_exponent)
+        return zipf_cdf(self.num_queries, self.query_exponent)
 
     @cached_property
     def _tastes(self) -> Int64s:
@@ -184,24 +197,24 @@ class ClickLog:
         return np.stack([first, (first + step) % self.num_clusters], axis=1)
 
     @cached_property
-    def _user_effect(self) -> Floats:
-        return self.user_spread * self._normal(5, self.num_users)
-
-    @cached_property
-    def _item_effect(self) -> Floats:
-        return self.item_spread * self._normal(7, self.num_items)
-
-    @cached_property
-    def _context_effect(self) -> Floats:
-        return self.context_spread * self._normal(9, NUM_CONTEXTS)
-
-    @cached_property
-    def _query_effect(self) -> Floats:
-        return self.query_spread * self._normal(11, self.num_queries)
+    def _effects(self) -> tuple[Floats, Floats, Floats, Floats]:
+        return (
+            self.user_spread * self._normal(5, self.num_users),
+            self.item_spread * self._normal(7, self.num_items),
+            self.context_spread * self._normal(9, NUM_CONTEXTS),
+            self.query_spread * self._normal(11, self.num_queries),
+        )
 
 
-def _zipf_cdf(count: int, exponent: float) -> Floats:
-    cdf = np.cumsum(np.arange(1, count + 1, dtype=np.float64) ** -exponent)
+def normal(first: Floats, second: Floats) -> Floats:
+    """Return standard normal numbers from two uniform ones each, by the method of Box and Muller."""
+    radius: Floats = np.sqrt(-2.0 * np.log1p(-first))
+    return radius * np.cos(2.0 * np.pi * second)
+
+
+def zipf_cdf(count: int, exponent: float) -> Floats:
+    """Return the running sums of rank^-exponent over ``count`` ranks, as shares of the whole."""
+    cdf: Floats = np.cumsum(np.arange(1, count + 1, dtype=np.float64) ** -exponent)
     return cdf / cdf[-1]
 
 
@@ -210,36 +223,15 @@ def generate(log: ClickLog, directory: Path | str) -> list[Path]:
 
     Each day's file appears complete or not at all, and replaces an older file of that day.
     """
-    directory = Path(directory)
-    written = []
-    for day in range(log.num_days):
-        date = FIRST_DAY + datetime.timedelta(days=day)
-        folder = directory / f"date={date}"
-        with appearing(folder, durable=False) as work:
-            work.mkdir(parents=True)
-            pq.write_table(log.day_table(day), work / "part-00000.parquet", row_group_size=1 << 17, compression="zstd")
-            shutil.rmtree(folder, ignore_errors=True)
-        written.append(folder / "part-00000.parquet")
-    return written
+    return [write_day(log.day_table(day), Path(directory), day) for day in range(log.num_days)]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m trainer.data.sources.click_log", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--rows", type=int, default=ClickLog.num_rows)
-    parser.add_argument("--days", type=int, default=ClickLog.num_days)
-    parser.add_argument("--seed", type=int, default=ClickLog.seed)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    try:
-        log = ClickLog(num_rows=options.rows, num_days=options.days, seed=options.seed)
-    except ValueError as error:
-        parser.error(str(error))
-    paths = generate(log, options.out)
-    print(f"{options.rows:,} rows, {log.num_users:,} users, {log.num_items:,} items, {log.num_queries:,} queries")
-    print(f"{paths[0]} ... {paths[-1]}")
-
-
-if __name__ == "__main__":
-    main()
+def write_day(table: pa.Table, directory: Path, day: int) -> Path:
+    """Write a day's rows in a folder of its date, which appears complete; return the file's path."""
+    folder = directory / f"date={FIRST_DAY + datetime.timedelta(days=day)}"
+    directory.mkdir(parents=True, exist_ok=True)
+    with appearing(folder, durable=False) as work:
+        work.mkdir(parents=True)
+        pq.write_table(table, work / "part-00000.parquet", row_group_size=1 << 17, compression="zstd")
+        shutil.rmtree(folder, ignore_errors=True)
+    return folder / "part-00000.parquet"

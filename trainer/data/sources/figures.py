@@ -84,11 +84,6 @@ class _Bounds:
         self._bounds: list[Any] = []
 
     def add(self, chunk: Chunk, column: str) -> None:
-        """Add the values of a chunk.
-
-        Raises:
-            DataError: a value is neither a number nor a time, and the dataset allows no bad rows.
-        """
         valid = chunk.column(column).is_valid()
         there = Chunk(chunk.file, chunk.rows[valid.to_numpy(zero_copy_only=False)], chunk.batch.filter(valid))
         numbers, unreadable, other = self._order.read(there.column(column))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,22 +35,13 @@ _NAMED = 5
 class Taken:
     """A file whose reading has begun, with its size and time of change at that moment.
 
-    Attributes:
-        number: number of files that were read before this file.
-        name: path of the file below the folder, with ``/`` between the parts.
-        size: size in bytes.
-        changed_ns: time of the last change, in nanoseconds since 1970.
+    ``number`` files were read before it. ``name`` is its path below the folder, with ``/`` between the parts.
     """
 
     number: int
     name: str
     size: int
     changed_ns: int
-
-    @staticmethod
-    def of_json(document: Mapping[str, Any]) -> Taken:
-        """Return the file described by a dictionary that ``dataclasses.asdict`` made."""
-        return Taken(**document)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -61,28 +52,10 @@ class Taken:
         return is_still(path, self.size, self.changed_ns)
 
 
-@dataclass(frozen=True)
-class Lag:
-    """Lag of a reader behind the folder.
-
-    Attributes:
-        files: number of files in the folder whose reading has not begun.
-        seconds: time since the last change of the one changed longest ago; 0 if there are no such files.
-        late: number of files so far that came too late to be read.
-    """
-
-    files: int
-    seconds: float
-    late: int
-
-
 class FollowedFolder:
     """The files of a folder in the order in which one reader reads them. Safe for use by several threads.
 
-    Args:
-        uri: uri of the folder.
-        follow: the job's settings ``dataset.follow``.
-        note: called with each message for the job's owner.
+    ``note`` is called with each message for the job's owner.
     """
 
     def __init__(self, uri: str, follow: Follow, note: Callable[[str], None] = lambda message: None):
@@ -142,24 +115,19 @@ class FollowedFolder:
                     raise EndOfFolder
                 return None
             parts = waiting[0]
-            if not self._is_whole(parts, was_marked) or not (was_marked or self._has_settled(parts)):
-                return None
-            stat = _stat(self._there[parts])
-            if stat is None:
+            stat = _stat(self._there[parts]) if self._is_whole(parts, was_marked) else None
+            if stat is None or not (was_marked or time.time() - stat.st_mtime_ns / 1e9 >= self.follow.settle_seconds):
                 return None
             taken = Taken(number, "/".join(parts), stat.st_size, stat.st_mtime_ns)
             self._keep(taken)
             return taken
 
     def figures(self, number: int) -> dict[str, float | int]:
-        """Return ``number`` and the figures of :meth:`lag` as a dictionary, for the job's events."""
-        lag = self.lag(number)
-        return {
-            "files": number, "files_behind": lag.files, "seconds_behind": round(lag.seconds, 1), "late_files": lag.late,
-        }  # fmt: skip
+        """Return the lag of a reader that is reading the file of this number, for the job's events.
 
-    def lag(self, number: int) -> Lag:
-        """Return the lag of a reader that is reading the file of this number."""
+        ``files_behind`` counts the files whose reading has not begun, ``seconds_behind`` is the time since the change
+        of the one changed longest ago, and ``late_files`` counts those so far that came too late to be read.
+        """
         with self._lock:
             if time.monotonic() - self._listed_at > self.follow.poll_seconds:
                 self._list()
@@ -167,7 +135,10 @@ class FollowedFolder:
             behind = [*self._waiting(), *(parts for parts in ahead if parts in self._there)]
             changed = [stat.st_mtime_ns for parts in behind if (stat := _stat(self._there[parts])) is not None]
             seconds = max(0.0, time.time() - min(changed) / 1e9) if changed else 0.0
-            return Lag(len(behind), seconds, len(self._late))
+            return {
+                "files": number, "files_behind": len(behind), "seconds_behind": round(seconds, 1),
+                "late_files": len(self._late),
+            }  # fmt: skip
 
     def _keep(self, file: Taken) -> None:
         self._taken[file.number], self._number_of[file.parts], self._last = file, file.number, file.parts
@@ -227,11 +198,7 @@ class FollowedFolder:
             self._note(f"changed after its reading began, and is not read again: {_words(changed)}")
 
     def _is_whole(self, parts: tuple[str, ...], is_marked: bool) -> bool:
-        """Return True if a file exists, is not empty and can be opened.
-
-        Raises:
-            DataError: the file is unreadable or empty although the marker file says that all files are complete.
-        """
+        """Return True if a file exists, is not empty and can be opened."""
         path = self._there[parts]
         try:
             size = path.stat().st_size
@@ -264,10 +231,6 @@ class FollowedFolder:
                 f"{'/'.join(parts)} cannot be opened, and the files after it wait: {problem}; finish writing it, or "
                 "remove it"
             )
-
-    def _has_settled(self, parts: tuple[str, ...]) -> bool:
-        stat = _stat(self._there[parts])
-        return stat is not None and time.time() - stat.st_mtime_ns / 1e9 >= self.follow.settle_seconds
 
 
 class EndOfFolder(Exception):

@@ -91,7 +91,8 @@ class WrittenIds:
         type_ = _type_of(texts)
         self.is_number_like = self.is_number_like and (type_ != pa.string() or _all_match(texts, _NUMBER))
         if type_ == pa.string() and self.example is None:
-            self.example = _example_of(texts)
+            others = texts.filter(pc.invert(pc.match_substring_regex(texts, _WRITTEN)))
+            self.example = str((others if len(others) else texts)[0].as_py())
         self.type = common_written_type(self.type, type_)
 
 
@@ -120,7 +121,6 @@ def common_id_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
 
 
 def _is_integer(type_: pa.DataType) -> bool:
-    """Check whether values may be ids that are integers."""
     is_whole = pa.types.is_decimal(type_) and type_.scale == 0
     return bool(is_whole or pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_boolean(type_))
 
@@ -136,8 +136,3 @@ def _all_match(texts: pa.Array, pattern: str) -> bool:
     # The first value already decides for most columns of text.
     parts = (texts.slice(0, 1), texts.slice(1)) if len(texts) > 1 else (texts,)
     return all(pc.all(pc.match_substring_regex(part, pattern, ignore_case=True)).as_py() for part in parts)
-
-
-def _example_of(texts: pa.Array) -> str:
-    others = texts.filter(pc.invert(pc.match_substring_regex(texts, _WRITTEN)))
-    return str((others if len(others) else texts)[0].as_py())

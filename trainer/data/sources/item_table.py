@@ -24,11 +24,7 @@ ITEM_TABLE = "item table"
 class ItemFile:
     """The ids of an item table, by position in its file, its numbers and its vectors.
 
-    Args:
-        items: the dataset's settings ``items``.
-        uri: location of the file.
-        numeric: numeric features of the item table.
-        vectors: vectors of the item table.
+    ``uri``: location of the file; ``numeric`` and ``vectors`` are the features of the item table.
 
     Raises:
         DataError: a column is missing, an id is null or repeated, or a value is not of its feature's type.

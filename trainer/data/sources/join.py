@@ -37,7 +37,7 @@ class JoinTable:
     def __init__(self, join: Join, uri: str, ids: IdColumn | None = None):
         ids = ids or (ListColumn if join.take == "all" else IdColumn)(join.column, "")
         self.source = Source(uri, ids=(join.on, join.column))
-        self._timestamp = join.timestamp
+        self._timestamp = str(join.timestamp)
         self.source.require([join.on, join.column, *filter(None, (join.timestamp,))])
         self.takes_list = join.take == "all" or isinstance(ids, TextColumn)
         self.kind: Kind = ids.kind(self.source.column_type(join.column), f"{uri}, column '{join.column}'")
@@ -74,13 +74,11 @@ class JoinTable:
     @cached_property
     def order(self) -> Order:
         """The kind of the values in the file's column ``join.timestamp``: numbers or times."""
-        assert self._timestamp is not None
         return order_of(self.source, self._timestamp)
 
     @cached_property
     def times(self) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """The column ``timestamp`` of the join file as numbers, and a mask of missing times, by position."""
-        assert self._timestamp is not None
         found = [self.order.read(chunk.column(self._timestamp)) for chunk in self.source.stream([self._timestamp])]
         numbers, unreadable, other = (np.concatenate(part) for part in zip(*found, strict=True))
         return numbers, unreadable | other
@@ -91,7 +89,6 @@ class JoinTable:
         Raises:
             DataError: at the first position without a time.
         """
-        assert self._timestamp is not None
         bad = positions[self.times[1][positions]]
         start = 0
         for chunk in self.source.stream([self._timestamp]) if len(bad) else ():
@@ -151,9 +148,7 @@ class Joined(Column):
     table: JoinTable
     column: str
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.int32)
+    dtype = np.dtype(np.int32)
 
     def read(self, chunk: Chunk) -> npt.NDArray[np.int64]:
         return self.table.positions(chunk.column(self.column), chunk.where(self.column))

@@ -52,13 +52,9 @@ class KeyMatches:
         self.num_found += later.num_found
         self.unknown = list(dict.fromkeys([*self.unknown, *later.unknown]))[:_KEPT]
 
-    @property
-    def share_unknown(self) -> float:
-        return 1.0 - self.num_found / max(self.num_keys, 1)
-
     def exceeds(self, limit: float) -> bool:
         """Return True if a larger share than ``limit`` was not found, of enough keys to judge."""
-        return self.num_keys >= LEAST_KEYS and self.share_unknown > limit
+        return self.num_keys >= LEAST_KEYS and 1.0 - self.num_found / self.num_keys > limit
 
 
 def shown(keys: pa.Array | Sequence[str]) -> str:

@@ -95,9 +95,7 @@ def read_edges(path: FilePath, num_bytes: int) -> bytes:
 def listed(uri: str, may_be_empty: bool = False) -> tuple[bool, list[tuple[tuple[str, ...], FilePath]]]:
     """List the files at or below a uri, in any order.
 
-    Args:
-        uri: the location.
-        may_be_empty: True if a prefix without objects, in a bucket that exists, counts as an empty folder.
+    ``may_be_empty``: True if a prefix without objects, in a bucket that exists, counts as an empty folder.
 
     Returns:
         True if the uri is a single file; and (parts of the path below the uri, path) of every file.

@@ -26,38 +26,28 @@ the day's news, both stationary autoregressions over days. Every value is a func
 
 from __future__ import annotations
 
-import datetime
 import itertools
-import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from embeddings.durable_files import appearing
-from trainer.data.columns.hashing import Int64s, derive_key, random_words, unit_interval
+from trainer.data.columns.hashing import Int64s
+from trainer.data.sources.click_log import ITEM_BASE, USER_BASE, DailyLog, Floats, normal, write_day, zipf_cdf
 
-Floats = npt.NDArray[np.float64]
-
-CHUNK_ROWS = 1 << 20
-FIRST_DAY = datetime.date(2026, 1, 1)
-USER_BASE, ITEM_BASE = 1_000_000, 5_000_000
 TRUTH = "_truth"
 _WORLD, _ROWS, _LEANINGS, _NEWS = 41, 42, 43, 44
 
 
 @dataclass(frozen=True)
-class NewsLog:
+class NewsLog(DailyLog):
     """The model behind the log. The numbers of users and items follow from ``num_rows`` and ``num_days``.
 
     Attributes:
-        num_rows: number of clicks over all days.
-        num_days: number of days, with equal numbers of clicks (give or take one click).
-        seed: seed of all random numbers.
         rows_per_user: mean number of clicks of a user, over all days.
         rows_per_birth: number of clicks of a day divided by the number of items born on it.
         num_topics: number of topics, the dimension of the true vectors.
@@ -71,9 +61,7 @@ class NewsLog:
         news_memory: correlation of the news with that of the day before.
     """
 
-    num_rows: int = 200_000
     num_days: int = 14
-    seed: int = 0
     rows_per_user: float = 250.0
     rows_per_birth: float = 3.0
     num_topics: int = 12
@@ -87,14 +75,9 @@ class NewsLog:
     news_memory: float = 0.7
 
     def __post_init__(self) -> None:
-        if self.num_days < 1 or self.num_rows < self.num_days:
-            raise ValueError(f"{self.num_rows} rows do not fill {self.num_days} days: give at least one row per day")
+        super().__post_init__()
         if self.lifetime_days < 1:
             raise ValueError(f"lifetime_days is {self.lifetime_days}: an item lives for a day at least")
-
-    @property
-    def num_users(self) -> int:
-        return max(8, int(self.num_rows / self.rows_per_user))
 
     @property
     def births(self) -> int:
@@ -108,63 +91,40 @@ class NewsLog:
 
     def day_table(self, day: int) -> pa.Table:
         """Return a table of the clicks of day ``day`` (from 0), in the order of their times."""
-        count = self.num_rows * (day + 1) // self.num_days - self.num_rows * day // self.num_days
         topics_of_users = np.cumsum(self.interests(day), axis=1)
-        items_of_topics = self._items_of_topics(day)
-        parts = [
-            self._rows(day, start, min(start + CHUNK_ROWS, count), count, topics_of_users, items_of_topics)
-            for start in range(0, count, CHUNK_ROWS)
-        ]
-        return pa.concat_tables(parts)
+        # The items alive on the day, [n], and running sums of weight x share, [topics, n].
+        alive = np.flatnonzero((self.first_days <= day) & (day <= self.last_days))
+        cdf = np.cumsum(self.item_vectors[alive].T * self.item_weights[alive], axis=1)
+        return pa.concat_tables([self._rows(day, index, topics_of_users, alive, cdf) for index in self.chunks(day)])
 
-    def _rows(
-        self,
-        day: int,
-        start: int,
-        stop: int,
-        count: int,
-        topics_of_users: Floats,
-        items_of_topics: tuple[Int64s, Floats],
-    ) -> pa.Table:
-        index = np.arange(start, stop)
-
+    def _rows(self, day: int, index: Int64s, topics_of_users: Floats, alive: Int64s, cdf: Floats) -> pa.Table:
         def uniform(stream: int) -> Floats:
-            return unit_interval(random_words(derive_key(self.seed, _ROWS, day, stream), index))
+            return self.uniform((_ROWS, day, stream), index)
 
         users = np.searchsorted(self._user_cdf, uniform(0), side="right")
         topics = np.minimum((topics_of_users[users] <= uniform(1)[:, None]).sum(axis=1), self.num_topics - 1)
-        alive, cdf = items_of_topics
         within = uniform(2)
         items = np.empty(len(index), dtype=np.int64)
         for topic in range(self.num_topics):
             chosen = topics == topic
             position = np.searchsorted(cdf[topic], within[chosen] * cdf[topic, -1], side="right")
             items[chosen] = alive[np.minimum(position, len(alive) - 1)]
-        midnight = (FIRST_DAY - datetime.date(1970, 1, 1)).days + day
         return pa.table(
             {
                 "user": users + USER_BASE,
                 "item": items + ITEM_BASE,
-                "timestamp": midnight * 86_400 + index * 86_400 // count,
+                "timestamp": self.times(day, index),
                 "click": np.ones(len(index), dtype=np.int8),
                 "topic": topics,
             }
         )
-
-    def _items_of_topics(self, day: int) -> tuple[Int64s, Floats]:
-        """Return the items alive on a day, int64 [n], and running sums of weight x share, float64 [topics, n]."""
-        alive = np.flatnonzero((self.first_days <= day) & (day <= self.last_days))
-        return alive, np.cumsum(self.item_vectors[alive].T * self.item_weights[alive], axis=1)
-
-    # --- the truth
 
     def interests(self, day: int) -> Floats:
         """Return P(topic | user) on a day, float64 [users, topics]."""
         leaning = self._autoregression(_LEANINGS, day, self.num_users, self.interest_memory)
         news = self._autoregression(_NEWS, day, 1, self.news_memory)
         odds = np.exp(self.interest_spread * leaning + self.news_spread * news)
-        shares: Floats = odds / odds.sum(axis=1, keepdims=True)
-        return shares
+        return odds / odds.sum(axis=1, keepdims=True)
 
     def _autoregression(self, stream: int, day: int, count: int, memory: float) -> Floats:
         """Return x_day [count, topics] of x_d = memory x_{d-1} + sqrt(1 - memory^2) e_d, each x standard normal."""
@@ -203,8 +163,7 @@ class NewsLog:
             return self.first_days
         draw = self._uniform((_WORLD, 2), self.num_items)
         # P(lives on for n days more) = survival^n, whatever its age.
-        lived: Int64s = self.first_days + np.floor(np.log1p(-draw) / np.log(survival)).astype(np.int64)
-        return lived
+        return self.first_days + np.floor(np.log1p(-draw) / np.log(survival)).astype(np.int64)
 
     @cached_property
     def item_weights(self) -> Floats:
@@ -221,18 +180,13 @@ class NewsLog:
 
     @cached_property
     def _user_cdf(self) -> Floats:
-        cdf = np.cumsum(np.arange(1, self.num_users + 1, dtype=np.float64) ** -self.user_exponent)
-        shares: Floats = cdf / cdf[-1]
-        return shares
+        return zipf_cdf(self.num_users, self.user_exponent)
 
     def _uniform(self, stream: tuple[int, ...], count: int) -> Floats:
-        return unit_interval(random_words(derive_key(self.seed, *stream), np.arange(count)))
+        return self.uniform(stream, np.arange(count))
 
     def _normal(self, stream: tuple[int, ...], count: int) -> Floats:
-        """Return ``count`` standard normal numbers, by the method of Box and Muller."""
-        radius = np.sqrt(-2.0 * np.log1p(-self._uniform((*stream, 0), count)))
-        normal: Floats = radius * np.cos(2.0 * np.pi * self._uniform((*stream, 1), count))
-        return normal
+        return normal(self._uniform((*stream, 0), count), self._uniform((*stream, 1), count))
 
     def truth_of_items(self) -> pa.Table:
         """Return a table with the columns item, first_day, last_day, weight, topic and vector, a row for each item."""
@@ -271,16 +225,6 @@ def generate_news(log: NewsLog, directory: Path | str) -> list[Path]:
         pq.write_table(log.truth_of_items(), work, compression="zstd")
     written = []
     for day in range(log.num_days):
-        date = f"date={FIRST_DAY + datetime.timedelta(days=day)}"
-        _write_part(log.truth_of_users(day), truth / "users" / date)
-        written.append(_write_part(log.day_table(day), directory / date))
+        write_day(log.truth_of_users(day), truth / "users", day)
+        written.append(write_day(log.day_table(day), directory, day))
     return written
-
-
-def _write_part(table: pa.Table, folder: Path) -> Path:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with appearing(folder, durable=False) as work:
-        work.mkdir(parents=True)
-        pq.write_table(table, work / "part-00000.parquet", row_group_size=1 << 17, compression="zstd")
-        shutil.rmtree(folder, ignore_errors=True)
-    return folder / "part-00000.parquet"

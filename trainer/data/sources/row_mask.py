@@ -17,19 +17,7 @@ import pyarrow.compute as pc
 from trainer.data.errors import DataError
 from trainer.data.sources.times import DATE, read_times
 from trainer.data.sources.types import is_text
-from trainer.spec.row_filter import (
-    AllOf,
-    AnyOf,
-    Column,
-    Compare,
-    Condition,
-    Constant,
-    IsIn,
-    IsNull,
-    Not,
-    filter_columns,
-    parse_filter,
-)
+from trainer.spec import row_filter
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "==": pc.equal,
@@ -49,8 +37,8 @@ class RowFilter:
 
     def __init__(self, text: str):
         self.text = text
-        self.columns = filter_columns(text)
-        self._condition = parse_filter(text)
+        self.columns = row_filter.filter_columns(text)
+        self._condition = row_filter.parse_filter(text)
 
     def __str__(self) -> str:
         return self.text
@@ -58,9 +46,7 @@ class RowFilter:
     def passing(self, batch: pa.RecordBatch, where: str) -> npt.NDArray[np.int64]:
         """Return the positions of the rows of a batch that pass, in order.
 
-        Args:
-            batch: rows with the columns that the filter reads.
-            where: the file, for errors.
+        ``where``: the file, for errors.
 
         Raises:
             DataError: a column is compared with a value of another kind.
@@ -73,26 +59,26 @@ class _Evaluation:
     def __init__(self, batch: pa.RecordBatch, where: str):
         self._batch, self._where = batch, where
 
-    def of(self, condition: Condition) -> pa.Array:
+    def of(self, condition: row_filter.Condition) -> pa.Array:
         """Return true, false or null for each row."""
-        if isinstance(condition, Compare):
+        if isinstance(condition, row_filter.Compare):
             return self._compare(condition)
-        if isinstance(condition, IsIn):
+        if isinstance(condition, row_filter.IsIn):
             column = self._column(condition.column)
-            equal = [self._compare(Compare(condition.column, "==", value)) for value in condition.values]
+            equal = [self._compare(row_filter.Compare(condition.column, "==", value)) for value in condition.values]
             return _joined(pc.or_kleene, equal) if len(equal) else pa.nulls(len(column), pa.bool_())
-        if isinstance(condition, IsNull):
+        if isinstance(condition, row_filter.IsNull):
             return pc.is_null(self._column(condition.column))
-        if isinstance(condition, Not):
+        if isinstance(condition, row_filter.Not):
             return pc.invert(self.of(condition.condition))
-        function = pc.and_kleene if isinstance(condition, AllOf) else pc.or_kleene
-        assert isinstance(condition, AllOf | AnyOf)
+        function = pc.and_kleene if isinstance(condition, row_filter.AllOf) else pc.or_kleene
+        assert isinstance(condition, row_filter.AllOf | row_filter.AnyOf)
         return _joined(function, [self.of(one) for one in condition.conditions])
 
-    def _compare(self, condition: Compare) -> pa.Array:
+    def _compare(self, condition: row_filter.Compare) -> pa.Array:
         left, right = condition.left, condition.right
-        of_left = self._column(left) if isinstance(left, Column) else None
-        of_right = self._column(right) if isinstance(right, Column) else None
+        of_left = self._column(left) if isinstance(left, row_filter.Column) else None
+        of_right = self._column(right) if isinstance(right, row_filter.Column) else None
         try:
             if of_right is None and isinstance(right, str) and of_left is not None:
                 return _compared(of_left, condition.comparison, right)
@@ -102,9 +88,9 @@ class _Evaluation:
             second = of_right if of_right is not None else _scalar(right, of_left)
             return _FUNCTIONS[condition.comparison](first, second)
         except (pa.ArrowException, TypeError, ValueError):
-            column, other = (left, right) if isinstance(left, Column) else (right, left)
-            assert isinstance(column, Column)
-            said = f"column '{other.name}'" if isinstance(other, Column) else repr(other)
+            column, other = (left, right) if isinstance(left, row_filter.Column) else (right, left)
+            assert isinstance(column, row_filter.Column)
+            said = f"column '{other.name}'" if isinstance(other, row_filter.Column) else repr(other)
             kind = self._column(column).type
             raise DataError(
                 f"holds {kind}, and the filter compares it with {said}",
@@ -113,7 +99,7 @@ class _Evaluation:
                 "dates are quoted as 'YYYY-MM-DD'",
             ) from None
 
-    def _column(self, column: Column) -> pa.Array:
+    def _column(self, column: row_filter.Column) -> pa.Array:
         array = self._batch.column(column.name)
         # Arrow takes NaN for a number that differs from every other number.
         return pc.if_else(pc.is_nan(array), None, array) if pa.types.is_floating(array.type) else array
@@ -126,7 +112,7 @@ def _joined(function: Callable[..., Any], arrays: list[pa.Array]) -> pa.Array:
     return first
 
 
-def _scalar(value: Column | Constant, beside: pa.Array | None) -> pa.Scalar:
+def _scalar(value: row_filter.Column | row_filter.Constant, beside: pa.Array | None) -> pa.Scalar:
     """Return a number or a boolean as a scalar; each is compared with its own kind only."""
     assert beside is not None
     kind = beside.type

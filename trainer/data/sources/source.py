@@ -22,14 +22,7 @@ from trainer.data.prefetch import read_ahead
 from trainer.data.sources.id_types import are_written_as_integers
 from trainer.data.sources.locations import FilePath, beside, listed, local_path
 from trainer.data.sources.readers.base import Reader, TextReader
-from trainer.data.sources.readers.registry import (
-    BROKEN_READERS,
-    READERS,
-    SUFFIXES,
-    holds_rows,
-    is_hidden,
-    reader_of,
-)
+from trainer.data.sources.readers.registry import BROKEN_READERS, READERS, SUFFIXES, holds_rows, is_hidden, reader_of
 from trainer.data.sources.row_mask import RowFilter
 from trainer.data.sources.tables.base import Snapshot
 from trainer.data.sources.tables.registry import snapshot_of
@@ -179,7 +172,6 @@ class Source:
         return found
 
     def _require_once(self, columns: Sequence[str]) -> None:
-        """Check that every file has each column once."""
         before: pa.Schema | None = None
         for file in self.files:
             schema = self.reader.schema(file.path)
@@ -198,9 +190,7 @@ class Source:
         if (blank := next((name for name in names if name.strip() == column.strip()), None)) is not None:
             remedy = f"name the column '{blank}' in the dataset spec, with its blanks, or write the header without them"
         return DataError(
-            f"no column '{column}'{beside} (there are {', '.join(sorted(names))})",
-            where=str(file.path),
-            remedy=remedy,
+            f"no column '{column}'{beside} (there are {', '.join(sorted(names))})", where=str(file.path), remedy=remedy
         )
 
     def column_type(self, column: str) -> pa.DataType:
@@ -361,14 +351,11 @@ class _Found:
 def _find_files(uri: str) -> _Found:
     single, listing = listed(uri)
     if single:
-        (parts, path), *_ = listing
+        ((_, path),) = listing
         if reader_of(path.name) is None:
-            json = ".json" in path.name.lower()
-            remedy = (
-                "rename it to .jsonl; an array of objects: jq -c '.[]' FILE > rows.jsonl"
-                if json
-                else "convert it, or rename it"
-            )
+            remedy = "convert it, or rename it"
+            if ".json" in path.name.lower():
+                remedy = "rename it to .jsonl; an array of objects: jq -c '.[]' FILE > rows.jsonl"
             remedy = "; ".join([remedy, *BROKEN_READERS.values()])
             raise DataError(f"has none of the endings {', '.join(SUFFIXES)}", where=str(path), remedy=remedy)
         only = (_checked(SourceFile(path)),)
@@ -376,11 +363,8 @@ def _find_files(uri: str) -> _Found:
     table = snapshot_of(uri, dict(listing))
     if table is not None:
         return _Found(False, _files_of(table, dict(listing)), table.reader, table.version, table.partition_types)
-    files = []
-    for parts, path in sorted(listing, key=lambda one: one[0]):
-        if not holds_rows(parts):
-            continue
-        files.append(_checked(file_below(parts, path)))
+    rows = sorted(((parts, path) for parts, path in listing if holds_rows(parts)), key=lambda one: one[0])
+    files = [_checked(file_below(parts, path)) for parts, path in rows]
     if not files:
         remedy = "; ".join(["put the data there, or correct uri", *BROKEN_READERS.values()])
         raise DataError(f"holds no file that ends in {', '.join(SUFFIXES)}", where=uri, remedy=remedy)

@@ -163,9 +163,6 @@ def written(array: pa.Array, position: int) -> str:
     return str(pc.cast(array.slice(position, 1), pa.string())[0] if pa.types.is_temporal(array.type) else value)
 
 
-# --- days
-
-
 def no_day(column: pa.Array, position: int, where: str) -> DataError:
     """Return the error for a value of a partition column from which no day can be read."""
     if not column[position].is_valid:
@@ -226,10 +223,8 @@ def _days_of(instants: Int64s, zone: str, is_instant: Mask) -> Int64s:
 
 
 def _offsets(seconds: Int64s, zone: ZoneInfo) -> Int64s:
-    """Return a zone's offset from UTC, in seconds, at each of these times in seconds since 1970.
-
-    Arrow's own conversion is not used, because it knows no changes of offsets after 2037.
-    """
+    """Return a zone's offset from UTC, in seconds, at each of these times in seconds since 1970."""
+    # Arrow's own conversion is not used, because it knows no changes of offsets after 2037.
     days, of = np.unique(seconds // _DAY_SECONDS, return_inverse=True)
     edges = np.unique(np.concatenate([days, days + 1]))
     offsets = np.array([_offset(int(day) * _DAY_SECONDS, zone) for day in edges])

@@ -92,7 +92,4 @@ def users_of(
 
 def _columns(dataset: DatasetSpec, timed: bool) -> list[str]:
     columns = [dataset.features[name].column or name for name in ("user", "item")]
-    if timed:
-        assert dataset.ordering is not None
-        columns.append(dataset.ordering)
-    return columns
+    return [*columns, str(dataset.ordering)] if timed else columns

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from trainer.data.one_pass.following import finder, listener
-from trainer.data.sources.followed_folder import EndOfFolder
+from trainer.data.sources.followed_folder import EndOfFolder, Taken
 from trainer.spec import Follow
 
 NUM_PIECES, NUM_RANKS = 40, 3
 
 
-@dataclass(frozen=True)
-class File:
-    number: int
-    name: str
+def file(number: int) -> Taken:
+    return Taken(number, f"{number}.parquet", 1, 2)
 
 
 class Folder:
@@ -28,14 +25,14 @@ class Folder:
     uri = "rows"
     follow = Follow(poll_seconds=0.01)
 
-    def begin(self, pieces: Sequence[File]) -> None: ...
+    def begin(self, pieces: Sequence[Taken]) -> None: ...
 
-    def next(self, number: int) -> File:
+    def next(self, number: int) -> Taken:
         if number == NUM_PIECES:
             raise EndOfFolder
-        return File(number, f"{number}.parquet")
+        return file(number)
 
-    def pieces_until(self, number: int) -> list[File]:
+    def pieces_until(self, number: int) -> list[Taken]:
         return []
 
     def figures(self, number: int) -> dict[str, float]:
@@ -55,18 +52,15 @@ def connected(store: TCPStore) -> PrefixStore:
 def test_each_rank_takes_every_piece_and_none_is_kept(store):
     folder, stopped = Folder(), threading.Event()
     find = finder(folder, connected(store), range(1, NUM_RANKS))
-    takes = [
-        listener(connected(store), rank, "rows", folder.follow, lambda document: File(**document))
-        for rank in range(1, NUM_RANKS)
-    ]
+    takes = [listener(connected(store), rank, "rows", folder.follow) for rank in range(1, NUM_RANKS)]
     before, most = store.num_keys(), 0
     for number in range(NUM_PIECES + 1):
         expected = find(number, stopped)
-        assert expected == (File(number, f"{number}.parquet") if number < NUM_PIECES else None)
+        assert expected == (file(number) if number < NUM_PIECES else None)
         # The last rank is some pieces behind.
         taken = [take(number, stopped) for take in takes[:-1]]
         if number >= 5:
-            assert takes[-1](number - 5, stopped) == File(number - 5, f"{number - 5}.parquet")
+            assert takes[-1](number - 5, stopped) == file(number - 5)
         assert taken == [expected] * len(taken)
         most = max(most, store.num_keys() - before)
     assert [takes[-1](number, stopped) for number in range(NUM_PIECES - 4, NUM_PIECES + 1)][-1] is None
@@ -77,10 +71,8 @@ def test_each_rank_takes_every_piece_and_none_is_kept(store):
 def test_nothing_is_forgotten_before_all_ranks_have_begun(store):
     folder, stopped = Folder(), threading.Event()
     find = finder(folder, connected(store), range(1, NUM_RANKS))
-    first, second = (
-        listener(connected(store), rank, "rows", folder.follow, lambda document: File(**document)) for rank in (1, 2)
-    )
+    first, second = (listener(connected(store), rank, "rows", folder.follow) for rank in (1, 2))
     for number in range(10):
         find(number, stopped)
         first(number, stopped)
-    assert [second(number, stopped) for number in range(10)] == [File(n, f"{n}.parquet") for n in range(10)]
+    assert [second(number, stopped) for number in range(10)] == [file(n) for n in range(10)]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.data.columns.histories import PreviousValues
-from trainer.data.prepare.split import TEST, TRAIN, VALIDATION, by_time, per_user_last, random_split
+from trainer.data.prepare.split import TEST, TRAIN, VALIDATION, per_user_last, random_split, time_limits
 from trainer.spec import Split
 
 ROWS = st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 6), st.integers(-1, 9)), max_size=40)
@@ -56,7 +56,7 @@ def test_leave_last_out_equals_the_loop_over_users(rows, test, validation):
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.floats(0, 0.45), st.floats(0, 0.45))
 def test_time_split_never_trains_on_the_future(times, test, validation):
     order = np.array(times)
-    sides = by_time(Split(kind="time", test=test, validation=validation), order)
+    sides = time_limits(Split(kind="time", test=test, validation=validation), order).sides(order)
     for early, late in ((TRAIN, VALIDATION), (TRAIN, TEST), (VALIDATION, TEST)):
         if (sides == early).any() and (sides == late).any():
             assert order[sides == early].max() < order[sides == late].min()
@@ -65,7 +65,8 @@ def test_time_split_never_trains_on_the_future(times, test, validation):
 
 
 def test_time_split_takes_exact_shares_without_ties():
-    sides = by_time(Split(kind="time", test=0.2, validation=0.1), np.random.default_rng(0).permutation(1000))
+    order = np.random.default_rng(0).permutation(1000)
+    sides = time_limits(Split(kind="time", test=0.2, validation=0.1), order).sides(order)
     assert [(sides == side).sum() for side in (TRAIN, VALIDATION, TEST)] == [700, 100, 200]
 
 

@@ -215,9 +215,9 @@ def test_files_that_were_fetched_elsewhere(publisher, tmp_path):
     assert len(list(Source(str(path)).stream(["user", "is_test"]))) == 1
 
 
-def test_a_name_that_nobody_publishes():
+def test_a_name_that_nobody_publishes(tmp_path):
     with pytest.raises(DataError, match=r"douban: is no data set that can be fetched .there are amazon_beauty, amazon"):
-        download.published("douban")
+        download.get("douban", tmp_path)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4))))

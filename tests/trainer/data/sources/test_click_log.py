@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -114,24 +112,10 @@ def test_days_are_folders_in_order(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.parent.name for path in paths]
 
 
-@pytest.mark.process
-def test_command_line_and_example_manifest(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "trainer.data.sources.click_log",
-        "--rows",
-        "3000",
-        "--days",
-        "3",
-        "--out",
-        tmp_path / "log",
-    ]
-    finished = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "3,000 rows" in finished.stdout
+def test_example_manifest(tmp_path):
+    generate(ClickLog(num_rows=3000, num_days=3), tmp_path / "log")
     dataset, job = load_documents(EXAMPLE)
     data = prepare(dataset.model_copy(update={"uri": str(tmp_path / "log")}), job, tmp_path / "data")
     assert sum(data.num_examples.values()) == 3000
-    wrong = subprocess.run([*command, "--days", "5000"], capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2
-    assert "3000 rows do not fill 5000 days" in wrong.stderr
+    with pytest.raises(ValueError, match="3000 rows do not fill 5000 days"):
+        ClickLog(num_rows=3000, num_days=5000)

@@ -10,7 +10,7 @@ import pytest
 
 from trainer.data.errors import DataError
 from trainer.data.sources import followed_folder
-from trainer.data.sources.followed_folder import EndOfFolder, FollowedFolder, Lag, Taken, first_file
+from trainer.data.sources.followed_folder import EndOfFolder, FollowedFolder, Taken, first_file
 from trainer.spec import Follow
 
 
@@ -61,7 +61,7 @@ def test_a_late_file_is_told_of_once_and_not_read(tmp_path, following, notes):
     put(tmp_path, "c.parquet")
     assert names(folder, 1) == ["c.parquet"]
     assert notes == ["not read, because it sorts before b.parquet and appeared after the reading of that: a.parquet"]
-    assert folder.lag(1) == Lag(0, 0.0, 1)
+    assert folder.figures(1) == {"files": 1, "files_behind": 0, "seconds_behind": 0.0, "late_files": 1}
 
 
 def test_a_late_file_can_be_refused(tmp_path, following):
@@ -98,7 +98,7 @@ def test_a_file_that_is_late_is_told_of_although_it_was_told_of_before_as_torn(
     else:
         assert folder.next(1) is None
         assert [note.rpartition(": ")[2] for note in notes[2:]] == ["a.parquet", "b.parquet"]
-        assert folder.lag(1).late == 1
+        assert folder.figures(1)["late_files"] == 1
 
 
 @pytest.mark.parametrize("size", [0, 100])
@@ -114,7 +114,7 @@ def test_a_file_without_its_end_is_waited_for_and_told_of_after_a_while(tmp_path
     assert names(folder) == names(folder) == []
     (note,) = notes
     assert note.startswith("a.parquet cannot be opened, and the files after it wait: ")
-    assert folder.lag(0).files == 2
+    assert folder.figures(0)["files_behind"] == 2
     path.write_bytes(whole)
     assert names(folder) == ["a.parquet", "b.parquet"]
 
@@ -231,10 +231,10 @@ def test_how_far_behind_counts_what_is_not_begun(tmp_path, following):
     folder = following(poll_seconds=0.01)
     folder.next(0)
     folder.next(1)
-    lag = folder.lag(0)
-    assert (lag.files, lag.late) == (3, 0)
-    assert 85 < lag.seconds < 95
-    assert folder.lag(1).files == 2
+    lag = folder.figures(0)
+    assert (lag["files_behind"], lag["late_files"]) == (3, 0)
+    assert 85 < lag["seconds_behind"] < 95
+    assert folder.figures(1)["files_behind"] == 2
 
 
 def test_what_cannot_be_followed_is_refused(tmp_path):

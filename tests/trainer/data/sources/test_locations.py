@@ -154,7 +154,7 @@ def test_a_followed_prefix_without_objects_is_an_empty_folder(server, tmp_path):
     assert folder.next(0).name == "a.parquet"
     FILE_SYSTEMS["s3"]().delete_file("rows/log/a.parquet")
     assert folder.next(1) is None
-    assert folder.lag(0).files == 0
+    assert folder.figures(0)["files_behind"] == 0
     with pytest.raises(DataError, match="no such file"):
         first_file("s3://nobucket/log", Follow())
 

@@ -33,7 +33,7 @@ def test_same_seed_same_rows_in_any_order_of_days_and_other_seed_others(days):
 
 
 def test_chunks_change_nothing(days, monkeypatch):
-    monkeypatch.setattr("trainer.data.sources.news_log.CHUNK_ROWS", 777)
+    monkeypatch.setattr("trainer.data.sources.click_log.CHUNK_ROWS", 777)
     assert digest(LOG.day_table(1).combine_chunks()) == digest(days[1])
 
 

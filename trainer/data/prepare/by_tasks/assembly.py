@@ -20,10 +20,9 @@ from trainer.data.columns.orders import order_name
 from trainer.data.columns.point_in_time import PointInTime
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.errors import DataError
-from trainer.data.prepare.arrays import CODE, LABELS, OFFSET, map_array
+from trainer.data.prepare.arrays import CODE, LABELS, OFFSET, map_array, open_ids
 from trainer.data.prepare.bad_rows import BadRows
 from trainer.data.prepare.by_tasks import stages
-from trainer.data.prepare.by_tasks.encoded_files import open_ids
 from trainer.data.prepare.by_tasks.tasks import PARTS, Desk, Hosts, Setting, Task, TaskRunner
 from trainer.data.prepare.encode import SPAN_ROWS, Encoded, Span, check_order, check_rows, cut_spans
 from trainer.data.prepare.examples import AllRows, limits_by_time
@@ -45,27 +44,19 @@ _COPY_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def assembled(
-    plan: DataPlan,
-    fingerprint: str,
-    hosts: Hosts | None,
-    work: Path,
-    base: WarmStart,
-    log: Callable[[str], Any],
+    plan: DataPlan, fingerprint: str, hosts: Hosts | None, work: Path, base: WarmStart, log: Callable[[str], Any]
 ) -> Iterator[Assembly | None]:
     """Yield an assembly that prepares by tasks on ``hosts``; None if this process shall prepare everything.
 
     This process prepares everything if there are no other hosts, if the rows fit in one span, or if an example depends
     on rows other than its own (:attr:`DataPlan.needs_all_rows`).
     """
-    if hosts is None:
-        yield None
-        return
-    if plan.needs_all_rows is not None:
+    spans: list[Span] = []
+    if hosts is not None and plan.needs_all_rows is not None:
         log(f"prepares on this host: {plan.needs_all_rows} need all rows")
-        yield None
-        return
-    spans = cut_spans(plan.source, SPAN_ROWS)
-    if len(spans) < 2:
+    elif hosts is not None:
+        spans = cut_spans(plan.source, SPAN_ROWS)
+    if hosts is None or len(spans) < 2:
         yield None
         return
     specs = plan.dataset.model_dump_json(), plan.job.model_dump_json()
@@ -92,23 +83,11 @@ def forget_parts(storage: RunStorage) -> None:
 class Assembly:
     """A preparation by tasks, on the host that leads it.
 
-    Args:
-        plan: plan of the preparation.
-        setting: setting that all tasks share.
-        spans: spans that together hold all rows.
-        runner: runs the tasks on hosts.
-        work: the directory to write into; fetched results lie in a folder of it until :meth:`close`.
-        base: ids, statistics and profile of the warm start's parent.
+    ``spans`` together hold all rows. Fetched results lie in a folder of ``work`` until :meth:`close`.
     """
 
     def __init__(
-        self,
-        plan: DataPlan,
-        setting: Setting,
-        spans: Sequence[Span],
-        runner: TaskRunner,
-        work: Path,
-        base: WarmStart,
+        self, plan: DataPlan, setting: Setting, spans: Sequence[Span], runner: TaskRunner, work: Path, base: WarmStart
     ):
         self._plan, self._spans, self._runner, self._work = plan, spans, runner, work
         self._base = base

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,16 @@ import numpy.typing as npt
 
 from trainer.data.batches.prepared_columns import FORMAT_VERSION
 from trainer.data.columns.dynamic_ids import UNKNOWN_ROW, IdMap
+from trainer.data.columns.jagged import Jagged
 from trainer.data.columns.numeric import numeric_of
 from trainer.data.columns.vocabulary import Codes
 from trainer.data.prepare import encode
-from trainer.data.prepare.arrays import CODE, OFFSET, USER_CODES, Appender, map_array, write_array
+from trainer.data.prepare.arrays import CODE, OFFSET, USER_CODES, Appender, map_array, open_ids, write_array, write_ids
 from trainer.data.prepare.bad_rows import BadRows
-from trainer.data.prepare.by_tasks.encoded_files import ids_file, open_encoded, open_ids, write_encoded, write_ids
 from trainer.data.prepare.by_tasks.tasks import Desk, Setting, Task, planned, write_state
 from trainer.data.prepare.coding import TableIds
 from trainer.data.prepare.drift import sample_stride
-from trainer.data.prepare.encode import Span
+from trainer.data.prepare.encode import Encoded, Span
 from trainer.data.prepare.examples import CHUNK_ROWS, AllRows, ExampleRows
 from trainer.data.prepare.numbers import fit_numbers, write_numbers
 from trainer.data.prepare.part_cache import PartCache
@@ -43,7 +43,7 @@ from trainer.data.prepare.table_rows import finish_table, occurrences
 from trainer.data.prepare.workers import Workers
 from trainer.data.prepare.writing import SplitWriter, append_examples, code_files
 from trainer.storage.cache import cache_of_host
-from trainer.storage.folders import Folders, put_tree
+from trainer.storage.folders import put_tree
 from trainer.storage.shared_directory import link_or_copy
 
 BAD_ROWS = "bad-rows"
@@ -121,7 +121,7 @@ def table(desk: Desk, task: Task, out: Path) -> None:
     for span in spans:
         ids = open_ids(ids_file(desk.fetch(f"read-{span:05d}", [ids_file(Path(), number).name]), number))
         places.append((*known.append(ids), len(ids)))
-        if known.num_bytes > encode.IDS_BYTES:
+        if known.distinct.num_bytes > encode.IDS_BYTES:
             known.spill()
     ids = known.finish(encode.IDS_BYTES // 16)
     known.places.flush()
@@ -132,11 +132,11 @@ def table(desk: Desk, task: Task, out: Path) -> None:
         occurred = map_array(desk.fetch(f"split-{span:05d}", [file]) / file, OFFSET)
         counts[of_span.astype(np.int64) + 1] += occurred[1:]
         counts[0] += occurred[0]
-    grown, row_counts = finish_table(plan, domain, Codes(ids), counts, _as_map(base))
+    grown, row_counts = finish_table(plan, domain, Codes(ids), counts, None if base is None else IdMap(*base))
     for span, (run, start, count) in zip(spans, places, strict=True):
         of_span = known.codes(run, start, start + count)
         write_array(out / f"rows-{span:05d}.bin", np.append(grown.row_of_code[of_span], grown.row_of_code[-1]), CODE)
-        if _names_users(plan, domain):
+        if plan.keeps_users and plan.single("user").domain == domain:
             write_array(out / f"codes-{span:05d}.bin", np.append(of_span, CODE.type(-1)), CODE)
     write_ids(out / IDS, ids)
     grown.ids.write(out / TABLE)
@@ -174,13 +174,67 @@ def rows(desk: Desk, task: Task, out: Path) -> None:
             table_of = next(one.table for one in plan.trained if one.name == feature)
             unknown.setdefault(feature, {})[side] = _rewrite(source / side / name, out / side / name, rows_of[table_of])
         if plan.keeps_users:
-            user = plan.direct("user")
-            assert user is not None
-            codes = _of_table(desk, f"codes-{span}.bin", list(plan.kinds).index(user.domain))
+            codes = _of_table(desk, f"codes-{span}.bin", list(plan.kinds).index(plan.single("user").domain))
             _rewrite(source / side / USER_CODES, out / side / USER_CODES, codes)
     if numeric:
         write_numbers(numeric, out, desk.workers)
     write_state(out, {"unknown": unknown})
+
+
+def ids_file(folder: Path, domain: int) -> Path:
+    """Return the path of the file with a domain's distinct ids; ``domain`` is its number among ``plan.kinds``."""
+    return folder / f"ids-{domain}.arrow"
+
+
+def write_encoded(plan: DataPlan, encoded: Encoded, folder: Path) -> dict[str, str]:
+    """Write encoded rows as the files that :func:`open_encoded` reads; return the types of values by column name.
+
+    Arrays that are memory-mapped files already are linked or copied.
+    """
+    for number, domain in enumerate(plan.kinds):
+        write_ids(ids_file(folder, number), encoded.codes[domain].ids)
+    for name, array in _arrays(plan, encoded):
+        if isinstance(array, np.memmap) and array.filename is not None and array.offset == 0:
+            link_or_copy(Path(array.filename), folder / name)
+        else:
+            array.tofile(folder / name)
+    return {name: array.dtype.str for name, array in encoded.values.items()}
+
+
+def open_encoded(plan: DataPlan, folder: Path, num_rows: int, types: dict[str, str]) -> Encoded:
+    """Return encoded rows, memory-mapped.
+
+    ``types``: result of :func:`write_encoded`.
+    """
+    columns: dict[Any, Any] = {}
+    for number, use in enumerate(plan.uses):
+        if use.is_list:
+            values = map_array(folder / f"column-{number}.values", CODE)
+            columns[use] = Jagged(values, map_array(folder / f"column-{number}.offsets", OFFSET))
+        else:
+            columns[use] = map_array(folder / f"column-{number}", CODE)
+    return Encoded(
+        num_rows,
+        {domain: Codes(open_ids(ids_file(folder, number))) for number, domain in enumerate(plan.kinds)},
+        columns,
+        {
+            one.name: map_array(folder / plan.value_file(one.name), types[one.name]).reshape(-1, *one.shape)
+            for one in plan.values
+            if one.name in types
+        },
+    )
+
+
+def _arrays(plan: DataPlan, encoded: Encoded) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    for number, use in enumerate(plan.uses):
+        column = encoded.columns[use]
+        if isinstance(column, Jagged):
+            yield f"column-{number}.values", column.values
+            yield f"column-{number}.offsets", column.offsets
+        else:
+            yield f"column-{number}", column
+    for name, array in encoded.values.items():
+        yield plan.value_file(name), array
 
 
 def sample_file(feature: str) -> str:
@@ -198,10 +252,8 @@ def _of_table(desk: Desk, file: str, table: int) -> Any:
 
 
 def _rewrite(source: Path, target: Path, of_code: Any) -> int:
-    """Write ``of_code[code]`` for each code of a file; return the number of results that are the unknown id's row.
-
-    The last entry of ``of_code`` belongs to code -1, a missing id.
-    """
+    """Write ``of_code[code]`` for each code of a file; return the number of results that are the unknown id's row."""
+    # The last entry of of_code belongs to code -1, a missing id.
     codes = map_array(source, CODE)
     written, unknown = Appender(target, CODE), 0
     for start in range(0, len(codes), CHUNK_ROWS):
@@ -212,20 +264,11 @@ def _rewrite(source: Path, target: Path, of_code: Any) -> int:
     return unknown
 
 
-def _names_users(plan: DataPlan, domain: str) -> bool:
-    user = plan.direct("user")
-    return plan.keeps_users and user is not None and user.domain == domain
-
-
 def as_arguments(base: IdMap | None) -> Any:
     """Return the ids of a warm start as plain arrays, for the arguments of a task."""
     if base is None:
         return None
     return [base.ids, np.asarray(base.last_seen), base.run, base.retired, np.asarray(base.retired_in)]
-
-
-def _as_map(arguments: Any) -> IdMap | None:
-    return None if arguments is None else IdMap(*arguments)
 
 
 STAGES: dict[str, Callable[[Desk, Task, Path], None]] = {
@@ -240,26 +283,16 @@ STAGES: dict[str, Callable[[Desk, Task, Path], None]] = {
 def perform(setting: Setting, task: Task, directory: Path) -> None:
     """Perform a task on this host, and put its result into the storage.
 
-    Args:
-        setting: setting that all tasks of the preparation share.
-        task: the task.
-        directory: folder for temporary files.
+    ``directory``: folder for temporary files.
 
     Raises:
         DataError: rows cannot be trained on, or this host sees other files than the leading host.
         StorageError: the storage does not answer, or the result of another task is damaged.
     """
     plan, folders = planned(setting), setting.folders()
-    with (
-        tempfile.TemporaryDirectory(dir=directory, prefix=f"{task.name}-") as own,
-        Workers(setting.threads) as workers,
-    ):
+    with tempfile.TemporaryDirectory(dir=directory, prefix=f"{task.name}-") as own, Workers(setting.threads) as workers:
         out = Path(own) / "out"
         out.mkdir()
         STAGES[task.stage](Desk(plan, folders, Path(own), workers), task, out)
-        put_tree(folders, task.name, out, None if _is_seen(folders) else cache_of_host())
-
-
-def _is_seen(folders: Folders) -> bool:
-    """Return True if this host can read the storage's files directly by a path, and so needs no cache of them."""
-    return folders.storage.path(folders.prefix) is not None
+        # A host that can read the storage's files by a path needs no cache of them.
+        put_tree(folders, task.name, out, cache_of_host() if folders.storage.path(folders.prefix) is None else None)

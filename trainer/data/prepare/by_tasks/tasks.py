@@ -113,8 +113,7 @@ class Desk:
 
     def state(self, name: str) -> dict[str, Any]:
         """Return the counts of a task."""
-        state: dict[str, Any] = json.loads((self.fetch(name, [STATE]) / STATE).read_text("utf-8"))
-        return state
+        return json.loads((self.fetch(name, [STATE]) / STATE).read_text("utf-8"))
 
 
 def write_state(folder: Path, state: dict[str, Any]) -> None:

@@ -30,8 +30,7 @@ from trainer.data.sources.types import (
 class Reader(ABC):
     """Reader of the files of one dataset, all in one format.
 
-    Args:
-        paths: the files, in the order of their rows.
+    ``paths``: the files, in the order of their rows.
     """
 
     name: ClassVar[str]
@@ -230,7 +229,12 @@ class Reader(ABC):
             raise self.unreadable(path, "the name of a column is not UTF-8") from None
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, pa.ArrowMemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
-                raise _needs_memory(path, self.name, error) from None
+                raise DataMemoryError(
+                    f"there is not enough memory to read it as {self.name}: {str(error).splitlines()[0]}",
+                    where=str(path),
+                    remedy="give the process more memory, or write the file in smaller row groups, stripes or batches; "
+                    "if the requested size is absurdly large, the file is damaged",
+                ) from None
             if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
                 remedy = "raise `ulimit -n` of the process, then try again"
                 raise DataAwayError("cannot be opened: too many open files", where=str(path), remedy=remedy) from None
@@ -293,15 +297,6 @@ class TextReader(Reader):
         if name in self.ids and are_mixed(left, right):
             self.mixed.add(name)
         return common_written_type(left, right)
-
-
-def _needs_memory(path: FilePath, name: str, error: Exception) -> DataError:
-    return DataMemoryError(
-        f"there is not enough memory to read it as {name}: {str(error).splitlines()[0]}",
-        where=str(path),
-        remedy="give the process more memory, or write the file in smaller row groups, stripes or batches; if the "
-        "requested size is absurdly large, the file is damaged",
-    )
 
 
 _most_bytes: contextvars.ContextVar[int | None] = contextvars.ContextVar("_most_bytes", default=None)

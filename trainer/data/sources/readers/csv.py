@@ -77,7 +77,8 @@ class CsvReader(TextReader):
                         one.add(batch.column(name))
                 break
             except pa.ArrowInvalid as error:
-                failed = self._failed_column(error, path)
+                match = _FAILED_COLUMN.search(str(error))
+                failed = self.schema(path).names[int(match[1])] if match else None
                 if failed is None or failed not in types:
                     raise
                 if pa.types.is_string(types[failed]):
@@ -120,16 +121,8 @@ class CsvReader(TextReader):
             self._heads[path] = head_of(path, self.delimiter)
         return self._heads[path]
 
-    def _failed_column(self, error: Exception, path: FilePath) -> str | None:
-        match = _FAILED_COLUMN.search(str(error))
-        return self.schema(path).names[int(match[1])] if match else None
-
     def _open(
-        self,
-        path: FilePath,
-        columns: Sequence[str] | None,
-        types: Mapping[str, pa.DataType],
-        text: _Text | None = None,
+        self, path: FilePath, columns: Sequence[str] | None, types: Mapping[str, pa.DataType], text: _Text | None = None
     ) -> pa.csv.CSVStreamingReader:
         head = self._head(path)
         return pa.csv.open_csv(
@@ -157,10 +150,8 @@ class CsvReader(TextReader):
             raise self.unreadable(path, f"row {first_row + pc.index(found, True).as_py()} repeats the line of names")
 
     def _quoted(self, path: FilePath) -> re.Pattern[bytes]:
-        """Return the pattern of quoted fields: group 1 is the closing quote, with any stray character after it.
-
-        A quote opens a quoted field only if it is the field's first character.
-        """
+        """Return the pattern of quoted fields: group 1 is the closing quote, with any stray character after it."""
+        # A quote opens a quoted field only if it is the field's first character.
         delimiter = re.escape(self._head(path).delimiter.encode())
         return re.compile(rb'"(?<![^%b\r\n]")[^"]*(?:""[^"]*)*("[^%b\r\n]?)?' % (delimiter, delimiter))
 
@@ -190,10 +181,9 @@ class CsvReader(TextReader):
 
 
 class _Text:
-    """Stream of a file's bytes for Arrow, in which no block ends in a carriage return.
+    """Stream of a file's bytes for Arrow, in which no block ends in a carriage return."""
 
-    Arrow would drop a line feed at the beginning of the block after it.
-    """
+    # Arrow would drop a line feed at the beginning of the block after it.
 
     closed = False
 
@@ -211,8 +201,6 @@ class _Text:
 
 
 class _CountedText(_Text):
-    """Stream of a file's bytes that counts the lines read."""
-
     def __init__(self, stream: pa.NativeFile):
         super().__init__(stream)
         self._num_ends, self._tail = 0, b""

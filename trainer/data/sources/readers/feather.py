@@ -46,11 +46,6 @@ class FeatherReader(ScannedReader):
         return None if self._is_stream(path) else super().rows_in(path)
 
     def _is_stream(self, path: FilePath) -> bool:
-        """Return True if a file holds a stream.
-
-        Raises:
-            DataError: it holds Feather 1, or a stream without its end.
-        """
         edges = read_edges(path, 8)
         head, tail = edges[:8], edges[-8:]
         if head.startswith(_FILE):

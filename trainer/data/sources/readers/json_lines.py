@@ -88,7 +88,7 @@ class JsonLinesReader(TextReader):
             self._require_utf_8(block, path, first_row)
             block = with_nulls(block)
             try:
-                table = _read_json(block, self._schema_of(block, schema))
+                table = read_json(block, self._schema_of(block, schema))
             except pa.ArrowException as error:
                 raise self.unreadable(path, _with_row_of_file(str(error).splitlines()[0], first_row)) from None
             first_row += table.num_rows
@@ -106,7 +106,7 @@ class JsonLinesReader(TextReader):
         """Return the types in which to read a block; a column of text and integers has the type that the block has."""
         if schema is None or not self.mixed:
             return schema
-        there = _read_json(block, None).schema
+        there = read_json(block, None).schema
         found = {field.name: _untimed(field.type) for field in there}
         return pa.schema([(one.name, self._in_block(one.type, found.get(one.name), one.name)) for one in schema])
 
@@ -115,7 +115,7 @@ class JsonLinesReader(TextReader):
             found = {field.name: field.type for field in there}
             fields = [(one.name, self._in_block(one.type, found.get(one.name), f"{name}.{one.name}")) for one in wanted]
             return pa.struct(fields)
-        return wanted if there is None or name not in self.mixed or _has_null(there) else there
+        return wanted if there is None or name not in self.mixed or pa.types.is_null(element_type(there)) else there
 
     def _blocks(self, path: FilePath) -> Iterator[bytes]:
         """Yield whole lines, about ``_BLOCK_BYTES`` of them at a time."""
@@ -150,16 +150,13 @@ def _untimed(kind: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_timestamp(kind) else kind
 
 
-def _read_json(block: bytes, schema: pa.Schema | None) -> pa.Table:
+def read_json(block: bytes, schema: pa.Schema | None) -> pa.Table:
     """Read lines with only the columns of a schema; None: with all columns, in the types that Arrow finds."""
-    read = pa.json.ReadOptions(use_threads=False, block_size=len(block))
+    # One byte more than the block, whose last line may have no end.
+    read = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
     others = "infer" if schema is None else "ignore"
     parse = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
     return pa.json.read_json(pa.BufferReader(block), read, parse)
-
-
-def _has_null(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_null(element_type(kind)))
 
 
 def with_nulls(block: bytes) -> bytes:

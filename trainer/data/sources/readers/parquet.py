@@ -68,14 +68,11 @@ class ParquetReader(Reader):
 
     @functools.cached_property
     def _spans(self) -> dict[str, int]:
-        """Spans of all columns of integers whose row groups have statistics, keyed by column.
-
-        They are read in a process of its own, because pyarrow ends the process where they contradict the columns.
-        """
+        """Spans of all columns of integers whose row groups have statistics, keyed by column."""
+        # They are read in a process of its own, because pyarrow ends the process where they contradict the columns.
         command = [sys.executable, "-c", f"from {__name__} import print_spans; print_spans()"]
         done = subprocess.run(command, input=pickle.dumps(self.paths), capture_output=True, check=False)
-        spans: dict[str, int] = {} if done.returncode else json.loads(done.stdout)
-        return spans
+        return {} if done.returncode else json.loads(done.stdout)
 
 
 def print_spans() -> None:

@@ -6,7 +6,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -99,7 +99,3 @@ class TableFormat(ABC):
         return self.refused(
             uri, f"its log names {path}, which is not in the folder", "check that the table is complete"
         )
-
-    def library(self) -> Any:
-        """Return the imported library; :meth:`snapshot` has checked that it is installed."""
-        return importlib.import_module(self.module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -23,10 +24,8 @@ _PARTITION = "partition."
 class DeltaReader(ParquetReader):
     """The files of a table.
 
-    Args:
-        paths: the files.
-        declared: the columns of the table; a file written before a column was added has nulls in it.
-        kept: for files with deleted rows, a mask of the rows that remain.
+    ``declared``: the columns of the table; a file written before a column was added has nulls in it. ``kept``: for
+    files with deleted rows, a mask of the rows that remain.
     """
 
     def __init__(
@@ -69,7 +68,9 @@ class DeltaTable(TableFormat):
         return parts[: parts.index(_LOG)] if _LOG in parts[:-1] else None
 
     def open(self, uri: str, files: Mapping[Parts, FilePath]) -> Snapshot:
-        table = self.library().DeltaTable(str(local_path(uri).absolute()))
+        import deltalake
+
+        table = deltalake.DeltaTable(str(local_path(uri).absolute()))
         mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
         if mapping != "none":
             what = f"is a table of {{name}} whose columns have other names in its files (column mapping by {mapping})"
@@ -79,7 +80,8 @@ class DeltaTable(TableFormat):
         found = tuple(self._file(uri, one, partitions, files) for one in actions)
         declared = {".".join(path): type_ for path, type_ in fields_of(pa.schema(table.schema()))}
         types = {name: declared.pop(name) for name in partitions}
-        kept = self._kept(uri, table, files) if self._has_deletion_vectors(table) else {}
+        has_deleted_rows = "deletionVectors" in (table.protocol().reader_features or [])
+        kept = self._kept(uri, table, files) if has_deleted_rows else {}
         return Snapshot(f"version {table.version()}", found, lambda paths: DeltaReader(paths, declared, kept), types)
 
     def _file(
@@ -92,14 +94,10 @@ class DeltaTable(TableFormat):
         values = [(column, action[_PARTITION + column]) for column in partitions]
         return TableFile(parts, tuple((column, None if value is None else str(value)) for column, value in values))
 
-    @staticmethod
-    def _has_deletion_vectors(table: object) -> bool:
-        return "deletionVectors" in (table.protocol().reader_features or [])  # type: ignore[attr-defined]
-
-    def _kept(self, uri: str, table: object, files: Mapping[Parts, FilePath]) -> dict[FilePath, npt.NDArray[np.bool_]]:
+    def _kept(self, uri: str, table: Any, files: Mapping[Parts, FilePath]) -> dict[FilePath, npt.NDArray[np.bool_]]:
         root = local_path(uri).absolute()
         by_path = {str(root.joinpath(*parts)): path for parts, path in files.items()}
-        vectors = pa.table(table.deletion_vectors())  # type: ignore[attr-defined]
+        vectors = pa.table(table.deletion_vectors())
         kept = {}
         for name, mask in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
             path = by_path.get(unquote(name.removeprefix("file://")))

@@ -22,10 +22,7 @@ _VERSION = re.compile(r"^v?(\d+)")
 class IcebergReader(Reader):
     """The data files of a snapshot, with the columns that the table has now.
 
-    Args:
-        paths: the files.
-        table: the table, as a pyiceberg object.
-        tasks: by file, pyiceberg's task of scanning it.
+    ``table`` is a pyiceberg object, ``tasks`` its tasks of scanning each file.
     """
 
     name = "Iceberg"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainer.data.errors import DataError
 from trainer.data.sources.topics.kafka import Ends, KafkaTopic, gone
-from trainer.data.sources.topics.segments import Journal, Range, Segment, next_offsets
+from trainer.data.sources.topics.segments import Journal, Range, Segment
 from trainer.spec import Follow
 from trainer.spec.messages import Messages
 
@@ -26,22 +26,10 @@ SEGMENT_MESSAGES = 1 << 18
 class FollowedTopic:
     """The segments of a topic in the order in which one reader reads them. Safe for use by several threads.
 
-    Args:
-        uri: uri of the topic.
-        messages: the dataset's settings ``messages``: format and columns of the topic's messages.
-        follow: the job's settings ``dataset.follow``.
-        journal: file that records the segments; None: the segments are lost with the process.
-        note: called with each message for the job's owner.
+    ``journal``: file that records the segments. ``note`` is called with each message for the job's owner.
     """
 
-    def __init__(
-        self,
-        uri: str,
-        messages: Messages,
-        follow: Follow,
-        journal: Path | None = None,
-        note: Callable[[str], None] = lambda message: None,
-    ):
+    def __init__(self, uri: str, messages: Messages, follow: Follow, journal: Path, note: Callable[[str], None]):
         self.uri, self.follow, self._note = uri, follow, note
         self._kafka = KafkaTopic(uri, messages, follow, note)
         self._journal = Journal(journal)
@@ -93,8 +81,9 @@ class FollowedTopic:
             ranges = _ranges(self._last, ends)
             if not ranges:
                 return None
-            firsts = {partition: one.first for partition, one in ends.items()}
-            segment = Segment(number, ranges, next_offsets(self._last, ranges, firsts))
+            offsets = {partition: one.first for partition, one in ends.items()} | dict(self._last.offsets)
+            offsets |= {one.partition: one.end for one in ranges}
+            segment = Segment(number, ranges, tuple(sorted(offsets.items())))
             self._journal.append(segment)
             self._keep(segment)
             return segment
@@ -176,11 +165,7 @@ class FollowedTopic:
             self._note(f"{self.uri}: partitions {named} were added, and are read from their beginning")
 
     def _check(self, last: Segment, ends: Mapping[int, Ends]) -> None:
-        """Check that the messages after the segment ``last`` still exist.
-
-        Raises:
-            DataError: they were deleted, or the topic is another topic.
-        """
+        """Check that the messages after the segment ``last`` still exist."""
         # A partition that was added is read from its beginning.
         for partition, offset in sorted((dict.fromkeys(ends, 0) | dict(last.offsets)).items()):
             there = ends.get(partition)

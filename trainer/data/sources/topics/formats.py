@@ -10,9 +10,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.json
 
-from trainer.data.sources.readers.json_lines import MAX_DEPTH, depth_of, with_nulls
+from trainer.data.sources.readers.json_lines import MAX_DEPTH, depth_of, read_json, with_nulls
 from trainer.data.sources.times import text_as_times
 from trainer.data.sources.types import plain_batch
 from trainer.spec.messages import Messages
@@ -37,10 +36,8 @@ class UnreadableError(ValueError):
 class Decoded:
     """The rows of some messages.
 
-    Attributes:
-        batch: the rows, in the order of the messages.
-        num_rows: number of rows of each message [messages].
-        problems: reasons why messages cannot be read, by their position; such a message has no rows.
+    ``num_rows``: number of rows of each message [messages]. ``problems``: reasons why messages cannot be read, by their
+    position; such a message has no rows.
     """
 
     batch: pa.RecordBatch
@@ -51,8 +48,7 @@ class Decoded:
 class MessageFormat(ABC):
     """A format in which messages of a topic are written.
 
-    Args:
-        schema: the columns that are read.
+    ``schema``: the columns that are read.
     """
 
     def __init__(self, schema: pa.Schema):
@@ -111,7 +107,7 @@ class JsonLines(MessageFormat):
         if depth_of(block) > MAX_DEPTH:
             raise UnreadableError(f"lists or objects are nested more than {MAX_DEPTH} deep")
         try:
-            table = _read_json(block, self.schema)
+            table = read_json(block, self.schema)
         except pa.ArrowInvalid:
             times = [number for number, type_ in enumerate(self.schema.types) if pa.types.is_timestamp(type_)]
             if not times:
@@ -120,21 +116,13 @@ class JsonLines(MessageFormat):
             as_text = self.schema
             for number in times:
                 as_text = as_text.set(number, as_text.field(number).with_type(pa.string()))
-            table = _read_json(block, as_text).select(self.schema.names)
+            table = read_json(block, as_text).select(self.schema.names)
             for number in times:
                 read = text_as_times(table.column(number)).cast(self.schema.types[number])
                 table = table.set_column(number, self.schema.field(number), read)
         if table.num_rows != len(lines):
             raise UnreadableError("a line is not one JSON object")
         return table.select(self.schema.names), list(map(len, lines_of))
-
-
-def _read_json(block: bytes, schema: pa.Schema) -> pa.Table:
-    return pa.json.read_json(
-        pa.BufferReader(block),
-        pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1),
-        pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-    )
 
 
 class ArrowStream(MessageFormat):

@@ -41,11 +41,7 @@ class Ends(NamedTuple):
 class KafkaTopic:
     """Connection to a topic of Kafka brokers; the caller closes it.
 
-    Args:
-        uri: uri of the topic.
-        messages: the dataset's settings ``messages``, which hold the security of the connection.
-        follow: the job's settings ``dataset.follow``, which say how long to wait for brokers.
-        note: called with each message for the job's owner.
+    ``messages`` hold the security of the connection; ``note`` is called with each message for the job's owner.
 
     Raises:
         DataError: the library or an environment variable is missing, or the security settings are invalid.
@@ -95,9 +91,7 @@ class KafkaTopic:
     def offsets_at(self, milliseconds: int, ends: Mapping[int, Ends]) -> dict[int, int] | None:
         """Return the offset of each partition's first message at or after a time; None while no broker answers.
 
-        Args:
-            milliseconds: the time, since 1970.
-            ends: the partitions; without such a message, a partition's offset is its ``end``.
+        ``milliseconds`` are since 1970; without such a message, a partition's offset is its ``end``.
         """
         asked = [self._library.TopicPartition(self.topic, partition, milliseconds) for partition in ends]
         try:
@@ -162,8 +156,6 @@ class KafkaTopic:
                 self._away(self._problem or "no message came")
         self._consumer.unassign()
 
-    # --- brokers that are away
-
     def _connect(self, messages: Messages) -> Any:
         settings: dict[str, Any] = {
             "bootstrap.servers": self.brokers,
@@ -199,13 +191,10 @@ class KafkaTopic:
             ) from None
 
     def _on_error(self, error: Any) -> None:
-        self._problem = error.str()
-        if error.code() in self._refusals():
+        self._problem, codes = error.str(), self._library.KafkaError
+        refusals = codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED, codes.TOPIC_AUTHORIZATION_FAILED
+        if error.code() in refusals:
             self._refused = error
-
-    def _refusals(self) -> tuple[int, ...]:
-        codes = self._library.KafkaError
-        return codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED, codes.TOPIC_AUTHORIZATION_FAILED
 
     def _serve(self) -> None:
         """Let the library call its error callback, and raise if the brokers refused this run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,21 +56,18 @@ class Journal:
 
     An attempt that is killed may have trained on batches after its last checkpoint: the next attempt reads the same
     segments again, so it takes the same steps. A line that a crash cut off is ignored.
-
-    Args:
-        path: path of the file; None: nothing is recorded.
     """
 
     KEPT = 1000
     """Segments kept before the newest checkpoint's, for older checkpoints."""
 
-    def __init__(self, path: Path | None):
+    def __init__(self, path: Path):
         self._path = path
         self._num_lines = 0
 
     def read(self) -> dict[int, Segment]:
         """Return the segments by number; the last one counts if several have a number. A torn last line is cut off."""
-        if self._path is None or not self._path.exists():
+        if not self._path.exists():
             return {}
         text = self._path.read_bytes()
         whole = text[: text.rfind(b"\n") + 1]
@@ -82,8 +79,6 @@ class Journal:
 
     def append(self, segment: Segment) -> None:
         """Append a segment to the file; when this returns, it is on disk."""
-        if self._path is None:
-            return
         is_new = not self._path.exists()
         with self._path.open("ab") as file:
             file.write(_line(segment))
@@ -95,9 +90,8 @@ class Journal:
 
     def forget_before(self, number: int) -> None:
         """Drop segments long before ``number``, now and then."""
-        if self._path is None or self._num_lines < 10 * self.KEPT:
-            return
-        self._write([one for one in self.read().values() if one.number >= number - self.KEPT])
+        if self._num_lines >= 10 * self.KEPT:
+            self._write([one for one in self.read().values() if one.number >= number - self.KEPT])
 
     def forget_behind(self, number: int) -> None:
         """Remove the segments after ``number``, if there are any; their offsets will be chosen again."""
@@ -107,7 +101,6 @@ class Journal:
             self._write(kept)
 
     def _write(self, segments: Sequence[Segment]) -> None:
-        assert self._path is not None
         with appearing(self._path) as path:
             path.write_bytes(b"".join(map(_line, segments)))
         self._num_lines = len(segments)
@@ -115,9 +108,3 @@ class Journal:
 
 def _line(segment: Segment) -> bytes:
     return json.dumps(asdict(segment), separators=(",", ":")).encode() + b"\n"
-
-
-def next_offsets(before: Segment, ranges: Iterable[Range], first: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    """Return each partition's next offset after these ranges; ``first``: the offsets of new partitions."""
-    offsets = {**first, **dict(before.offsets)} | {one.partition: one.end for one in ranges}
-    return tuple(sorted(offsets.items()))

@@ -16,8 +16,8 @@ from trainer.data.sources.locations import FilePath
 from trainer.data.sources.readers.base import Reader
 from trainer.data.sources.row_mask import RowFilter
 from trainer.data.sources.source import Chunk, Source, SourceFile
-from trainer.data.sources.topics.formats import format_of, schema_of
-from trainer.data.sources.topics.kafka import KafkaTopic, Message
+from trainer.data.sources.topics.formats import Decoded, format_of, schema_of
+from trainer.data.sources.topics.kafka import KafkaTopic
 from trainer.data.sources.topics.segments import Segment
 from trainer.spec import DatasetSpec, Follow
 
@@ -34,7 +34,6 @@ class DeclaredColumns(Reader):
         self._uri, self._columns = uri, schema
 
     def read_schema(self, path: FilePath) -> pa.Schema:
-        """Return the declared columns."""
         return self._columns
 
     def read_batches(self, path: FilePath, columns: list[str], chunk_rows: int) -> Iterator[pa.RecordBatch]:
@@ -42,15 +41,9 @@ class DeclaredColumns(Reader):
         yield from ()
 
     def num_rows(self) -> int:
-        """Return 0, because the number of messages to come is unknown."""
-        return 0
+        return 0  # the number of messages to come is unknown
 
     def declared_type(self, column: str, *, strict: bool = False) -> pa.DataType:
-        """Return the declared type of a column.
-
-        Raises:
-            DataError: there is no such column.
-        """
         if column not in self._columns.names:
             raise DataError(
                 f"no column '{column}' (there are {', '.join(sorted(self._columns.names))})",
@@ -61,11 +54,7 @@ class DeclaredColumns(Reader):
 
 
 class TopicSource(Source):
-    """Source with the columns of a topic instead of files. This source yields no rows.
-
-    Args:
-        dataset: a dataset whose uri is a topic.
-    """
+    """Source with the columns of a topic instead of files. This source yields no rows."""
 
     def __init__(self, dataset: DatasetSpec):
         assert dataset.messages is not None
@@ -76,29 +65,26 @@ class TopicSource(Source):
         self.reader = DeclaredColumns(dataset.uri, self._schema)
 
     def schema(self) -> pa.Schema:
-        """Return the declared columns."""
         return self._schema
 
     def column_names(self) -> list[str]:
-        """Return the names of the declared columns."""
         return list(self._schema.names)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MessageChunk(Chunk):
     """Rows of some messages of one partition; ``rows`` are their numbers in the segment.
 
     Attributes:
-        partition: partition of the messages.
         offsets: offset of each message, [messages].
         first_rows: number of the first row of each message, [messages].
         problems: (offset, reason) of each message that could not be read.
     """
 
-    partition: int = 0
-    offsets: npt.NDArray[np.int64] | None = None
-    first_rows: npt.NDArray[np.int64] | None = None
-    problems: tuple[tuple[int, str], ...] = ()
+    partition: int
+    offsets: npt.NDArray[np.int64]
+    first_rows: npt.NDArray[np.int64]
+    problems: tuple[tuple[int, str], ...]
 
     def where(self, column: str, position: int | None = None) -> str:
         """Return 'topic, partition, column c, offset', for errors."""
@@ -107,18 +93,13 @@ class MessageChunk(Chunk):
 
     def offset_of(self, position: int) -> int:
         """Return the offset of the message that has the row at this position of the chunk."""
-        assert self.offsets is not None
-        assert self.first_rows is not None
         return int(self.offsets[np.searchsorted(self.first_rows, self.rows[position], side="right") - 1])
 
 
 class SegmentRows:
     """Reader of the rows of segments. To be closed.
 
-    Args:
-        dataset: a dataset whose uri is a topic.
-        follow: the job's settings ``dataset.follow``.
-        note: called with each message for the job's owner.
+    ``note`` is called with each message for the job's owner.
     """
 
     def __init__(self, dataset: DatasetSpec, follow: Follow, note: Callable[[str], None]):
@@ -134,28 +115,23 @@ class SegmentRows:
 
     def chunks(self, segment: Segment, columns: Sequence[str], stopped: threading.Event) -> Iterator[MessageChunk]:
         """Yield the rows of a segment: partition by partition, each in the order of its offsets."""
-        found: dict[int, list[tuple[npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.int64], dict[int, str]]]] = {}
+        found: dict[int, list[tuple[npt.NDArray[np.int64], Decoded]]] = {}
         for partition, messages in self._kafka.read(segment.ranges, stopped):
-            found.setdefault(partition, []).append(self._decoded(messages))
+            decoded = self._format.decode([value for _, value in messages])
+            found.setdefault(partition, []).append((np.array([offset for offset, _ in messages], np.int64), decoded))
         row = 0
         for partition in sorted(found):
-            blocks = found.pop(partition)
-            for offsets, batch, num_rows, problems in blocks:
+            for offsets, decoded in found.pop(partition):
+                batch, num_rows = decoded.batch, decoded.num_rows
                 starts = row + np.append(0, np.cumsum(num_rows))
                 rows, row = np.arange(row, starts[-1]), int(starts[-1])
                 if self._filter is not None:
                     passing = self._filter.passing(batch, f"{self._kafka.uri}, partition {partition}")
                     rows, batch = rows[passing], batch.take(pa.array(passing))
-                told = tuple((int(offsets[position]), why) for position, why in sorted(problems.items()))
+                told = tuple((int(offsets[position]), why) for position, why in sorted(decoded.problems.items()))
                 # Messages without rows would hide the one whose rows begin at the same number.
                 has_rows = num_rows > 0
                 yield MessageChunk(
-                    self._file, rows, batch.select(list(dict.fromkeys(columns))), row, len(told),
-                    partition, offsets[has_rows], starts[:-1][has_rows], told,
+                    self._file, rows, batch.select(list(dict.fromkeys(columns))), row, len(told), partition=partition,
+                    offsets=offsets[has_rows], first_rows=starts[:-1][has_rows], problems=told,
                 )  # fmt: skip
-
-    def _decoded(
-        self, messages: Sequence[Message]
-    ) -> tuple[npt.NDArray[np.int64], pa.RecordBatch, npt.NDArray[np.int64], dict[int, str]]:
-        decoded = self._format.decode([value for _, value in messages])
-        return np.array([offset for offset, _ in messages], np.int64), decoded.batch, decoded.num_rows, decoded.problems

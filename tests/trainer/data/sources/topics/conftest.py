@@ -27,6 +27,7 @@ def following(tmp_path, notes):
     opened = []
 
     def make(uri, journal=tmp_path / "segments.jsonl", messages=MESSAGES, **settings):
+        journal = journal or tmp_path / f"own-{len(opened)}.jsonl"
         opened.append(FollowedTopic(uri, messages, Follow(poll_seconds=0.05, **settings), journal, notes.append))
         return opened[-1]
 

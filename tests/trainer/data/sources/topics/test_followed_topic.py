@@ -14,7 +14,6 @@ from tests.support.kafka_broker import OwnBroker
 from tests.trainer.data.sources.topics.conftest import MESSAGES, values
 from trainer.data.errors import DataAwayError, DataError, Stopped
 from trainer.data.sources.topics import followed_topic, kafka
-from trainer.data.sources.topics.followed_topic import FollowedTopic
 from trainer.data.sources.topics.kafka import KafkaTopic
 from trainer.data.sources.topics.segments import Journal, Range, Segment
 from trainer.data.sources.topics.topic_source import SegmentRows
@@ -239,7 +238,7 @@ def test_a_topic_that_cannot_be_opened_is_refused_by_name(own_broker, following,
         following(uri, messages=broken)
     monkeypatch.setitem(__import__("sys").modules, "confluent_kafka", None)
     with pytest.raises(DataError, match=r"is a topic of Kafka, and .*pip install 'evenkeel\[kafka\]'"):
-        FollowedTopic(uri, MESSAGES, Follow())
+        following(uri)
     assert reader.follow.start == "earliest"
 
 
