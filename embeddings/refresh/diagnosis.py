@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from embeddings.refresh.gate import Check
+from embeddings.refresh.gate_checks.base import base_of
 from embeddings.refresh.gate_checks.registry import subject_of
 from embeddings.refresh.hold_policy import is_fault
 
@@ -22,9 +23,9 @@ _ADVICE: dict[Cause, str] = {
     "new generation opens. To serve it now, promote it with a reason.",
     "items": "Check that the window holds a whole day and that the ids are the same as before. If this job reads fewer "
     "days than the one before, set dataset.window in both. If the items changed, promote the version with a reason.",
-    "vectors": "Look at the run first: was it warm-started from the served version (init_from), with the same learning "
-    "rate and ids as before? The next refresh goes on from here, and after publish.gate.max_held such days a new "
-    "generation opens.",
+    "vectors": "{own}Look at the run first: was it warm-started from the served version (init_from), with the same "
+    "learning rate and ids as before? The next refresh goes on from here, and after publish.gate.max_held such days a "
+    "new generation opens.",
     "rows": "Look at the rows of the window: the figure says what differs. Correct them and run the job again; the "
     "next refresh starts from the served version. If they are right, promote the version with a reason.",
     "model": "Look at what changed in the job or its rows, correct it, then run the job again; the next refresh starts "
@@ -101,11 +102,13 @@ class Diagnosis:
         }
 
 
-def diagnose(checks: Sequence[Check], lineage: Mapping[str, Any] | None) -> Diagnosis | None:
+def diagnose(
+    checks: Sequence[Check], lineage: Mapping[str, Any] | None, own_remedies: Mapping[str, str] | None = None
+) -> Diagnosis | None:
     """Return the diagnosis of the failed checks; None if no check failed.
 
     ``drift`` in the ``lineage`` of the run lists figures of the rows that moved since the parent run, each with a
-    ``message``; None or absent without a parent.
+    ``message``; None or absent without a parent. ``own_remedies``: remedies that fit the job, by metric.
     """
     failed = [Failure.of(check) for check in checks if check.verdict == "fail"]
     if not failed:
@@ -115,9 +118,15 @@ def diagnose(checks: Sequence[Check], lineage: Mapping[str, Any] | None) -> Diag
     rows = None if drift is None else tuple(str(one["message"]) for one in drift)
     faults = {subject_of(check.metric) for check in checks if is_fault(check)}
     cause = _cause(failed, faults, rows)
-    remedies = dict.fromkeys(check.remedy for check in checks if check.verdict == "fail" and is_fault(check))
-    advice = _ADVICE[cause].format(remedies=". ".join(remedy[:1].upper() + remedy[1:] for remedy in remedies if remedy))
+    remedies = _sentences(check.remedy for check in checks if check.verdict == "fail" and is_fault(check))
+    own = _sentences((own_remedies or {}).get(base_of(one.metric), "") for one in failed)
+    advice = _ADVICE[cause].format(remedies=remedies, own=own and f"{own}. ")
     return Diagnosis(cause, _summary(cause, failed, rows), advice, tuple(failed), rows)
+
+
+def _sentences(remedies: Iterable[str]) -> str:
+    """Return the remedies, each once, joined as sentences without the last full stop."""
+    return ". ".join(remedy[:1].upper() + remedy[1:] for remedy in dict.fromkeys(remedies) if remedy)
 
 
 def stale(message: str) -> Diagnosis:

@@ -208,7 +208,7 @@ class _Refresh:
             generation = generation.opened(target)
             decision.released["generation"] = generation.number
             _copy_views(target, parent, generation.number)
-        diagnosis = diagnose(verdict.checks, request.lineage)
+        diagnosis = diagnose(verdict.checks, request.lineage, request.remedies)
         rows = ServedRows(
             served, candidate.vectors, alignment.rotation, None if previous is None else previous.vectors, publish.ema
         )

@@ -93,7 +93,7 @@ def infer_dataset(
             typer.echo(note, err=True)
     else:
         text = as_yaml(proposal.document, proposal.notes)
-        typer.echo(text + job_as_yaml(job_of(proposal.document), proposal.document) if job else text, nl=False)
+        typer.echo(text + job_as_yaml(job_of(proposal), proposal.document) if job else text, nl=False)
 
 
 @datasets.command("get")

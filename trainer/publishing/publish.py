@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from embeddings.optim.registry import KINDS
 from embeddings.refresh.model_comparison import ModelComparison
 from embeddings.refresh.probe import MAX_CLASSES, MIN_ITEMS
 from embeddings.refresh.procrustes import min_shared
@@ -112,7 +113,7 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
             fence=lambda: fence(run),
             training_step=step,
             models=comparison,
-            remedies={"effective_rank": f"the vectors lie along few directions: {remedy}"},
+            remedies={"effective_rank": f"the vectors lie along few directions: {remedy}"} | _if_moved(run),
             quality=quality_of(record.history, record.position.evaluated, run.job.early_stopping, label),
             proposed_canary=proposed_canary(run),
             users=None if spec.users is None else user_vectors(run, checkpoint),
@@ -132,6 +133,18 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
         **{name: getattr(publication, name) for name in ("released", "quality", "proposed_canary")},
         **({} if comparison is None else {"comparison": comparison.as_json()}),
     }
+
+
+def _if_moved(run: Run) -> dict[str, str]:
+    """Return the remedy of vectors that moved in a warm start, by metric, if the row optimizer can be the reason."""
+    optimizer = run.job.optimizer
+    if run.init_checkpoint is None or not KINDS[optimizer.kind].takes("decay") or optimizer.decay != "by_epoch":
+        return {}
+    remedy = (
+        f"the optimizer {optimizer.kind} learns rows of ids with few examples anew in each epoch, which moves their vectors: set "
+        f"optimizer.kind: {optimizer.kind.removesuffix('_ar')}"
+    )
+    return dict.fromkeys(("cosine_mean", "cosine_low"), remedy)
 
 
 def settings_of(publish: Publish) -> Settings:

@@ -1,9 +1,9 @@
-"""The job that is proposed for clicks, with and without an item table, publishes for shops of different shapes."""
+"""The job proposed for clicks, with and without an item table, publishes and refreshes for shops of other shapes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +13,9 @@ import pytest
 from trainer.data.sources.infer import job_of, propose
 from trainer.launch.driver import execute
 from trainer.launch.on_host import start_ranks
-from trainer.runs.directory import read_run, write_run
+from trainer.runs.directory import Run, read_run, write_run
 from trainer.runs.events import read_events
-from trainer.spec import parse_dataset, parse_job
+from trainer.spec import DatasetSpec, JobSpec, parse_dataset, parse_job
 
 
 class Shop(NamedTuple):
@@ -58,21 +58,59 @@ class Shop(NamedTuple):
     "shop",
     [
         Shop(30_000, 2000, 800, 12, 4, 1.0),
-        Shop(40_000, 4000, 2000, 40, 8, 0.7),
-        Shop(20_000, 800, 150, 6, 3, 1.1, with_table=False),
+        Shop(20_000, 800, 150, 6, 3, 1.1),
+        Shop(30_000, 2000, 800, 12, 4, 1.0, with_table=False),
     ],
-    ids=["few tastes", "many items", "no item table"],
+    ids=["many items", "few items", "no item table"],
 )
-def test_the_proposed_job_publishes(shop: Shop, tmp_path: Path) -> None:
+def test_the_proposed_job_and_its_refresh_publish(shop: Shop, tmp_path: Path) -> None:
     rows, items = shop.write(tmp_path)
-    document = propose(rows, items=items if shop.with_table else None).document
-    dataset = parse_dataset(document)
-    job = parse_job(job_of(document)).against(dataset)
-    assert job.model.kind == "two_tower"
-    assert ("recall_20_full" in job.evaluation.metrics) == shop.with_table
-    run = read_run(
-        write_run(tmp_path / "run", run_id="shop", job=job, dataset=dataset, store_url=str(tmp_path / "store"))
-    )
-    assert execute(run, start_ranks) == 0
-    told = next(event.fields for event in read_events(run.directory) if event.fields["type"] == "publication")
+    proposal = propose(rows, items=items if shop.with_table else None)
+    dataset, document = parse_dataset(proposal.document), job_of(proposal)
+    assert document["model"]["kind"] == "two_tower"
+    table = pq.read_table(rows)
+    pq.write_table(table.slice(0, len(table) * 12 // 13), rows)
+    first = trained(tmp_path / "first", dataset, parse_job(document))
+    assert ("recall_20_full" in first.job.evaluation.metrics) == shop.with_table
+    pq.write_table(table, rows)
+    trained(tmp_path / "second", dataset, parse_job(document | {"init_from": {"collection": "rows-items"}}), first)
+
+
+@pytest.mark.slow
+def test_a_refresh_whose_optimizer_moves_vectors_is_told_of_one_that_does_not(tmp_path: Path) -> None:
+    rows, _ = Shop(12_000, 800, 300, 12, 4, 1.0, with_table=False).write(tmp_path)
+    proposal = propose(rows)
+    document = job_of(proposal) | {"optimizer": {"kind": "adam_ar", "learning_rate": 0.003}, "epochs": 5}
+    document["publish"] = {**document["publish"], "gate": {"limits": {"effective_rank": 1}}}
+    dataset = parse_dataset(proposal.document)
+    first = trained(tmp_path / "first", dataset, parse_job(document))
+    document["init_from"] = {"collection": "rows-items"}
+    told = published(started(tmp_path / "second", dataset, parse_job(document), first))
+    assert told["status"] == "held"
+    assert told["diagnosis"]["advice"].startswith("The optimizer adam_ar learns rows of ids with few examples anew")
+    assert "set optimizer.kind: adam. Look at the run" in told["diagnosis"]["advice"]
+    document["optimizer"] = {"kind": "adam", "learning_rate": 0.003}
+    trained(tmp_path / "third", dataset, parse_job(document), first)
+
+
+def trained(folder: Path, dataset: DatasetSpec, job: JobSpec, parent: Run | None = None) -> Run:
+    """Return the run of a job whose version was published."""
+    run = started(folder, dataset, job, parent)
+    told = published(run)
     assert (told["status"], told["reasons"]) == ("published", [])
+    return run
+
+
+def started(folder: Path, dataset: DatasetSpec, job: JobSpec, parent: Run | None) -> Run:
+    directory = write_run(
+        folder, run_id=folder.name, job=job.against(dataset), dataset=dataset, store_url=str(folder.parent / "store"),
+        parent_version=None if parent is None else "v000001",
+        init_checkpoint=None if parent is None else str(parent.checkpoints),
+    )  # fmt: skip
+    return read_run(directory)
+
+
+def published(run: Run) -> dict[str, Any]:
+    """Return the publication event of a run."""
+    assert execute(run, start_ranks) == 0
+    return next(event.fields for event in read_events(run.directory) if event.fields["type"] == "publication")

@@ -30,6 +30,9 @@ SAMPLE_ROWS = 1_000_000
 SAMPLE_BYTES = 2**25
 """Most bytes, decompressed, that are read of each text file: a small compressed file can hold terabytes."""
 
+ITEMS_OF_16_COLUMNS = 250
+"""Fewest items for which vectors of 16 columns are proposed: alignment needs 12 trained items per column."""
+
 _LABEL_NAMES = re.compile(
     r"^(is_?)?(label|target|y|click|clicked|clicks|conversion|converted|purchase|purchased)$", re.I
 )
@@ -66,10 +69,14 @@ _TEXT_WORDS, _TEXT_VALUES = 3.0, 100
 
 @dataclass(frozen=True)
 class Proposal:
-    """A DatasetSpec document, and notes on columns that were left out or are unclear."""
+    """A DatasetSpec document, and notes on columns that were left out or are unclear.
+
+    ``num_items``: number of distinct items in the sample of the rows.
+    """
 
     document: dict[str, Any]
     notes: tuple[str, ...] = ()
+    num_items: int = 0
 
 
 @dataclass(frozen=True)
@@ -215,7 +222,8 @@ def _propose(uri: str | Path, name: str | None, items: str | Path | None) -> Pro
     document |= {"label": label, **ordering, **({"partition": partition} if partition else {})}
     document |= {} if document_items is None else {"items": document_items}
     parse_dataset(document)
-    return Proposal(document, tuple(notes))
+    item = features.get("item", {}).get("column", "item")
+    return Proposal(document, tuple(notes), columns[item].distinct if "item" in features else 0)
 
 
 def as_yaml(document: dict[str, Any], notes: Sequence[str] = ()) -> str:
@@ -231,15 +239,19 @@ def as_yaml(document: dict[str, Any], notes: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def job_of(document: dict[str, Any]) -> dict[str, Any]:
+def job_of(proposal: Proposal) -> dict[str, Any]:
     """Return a job that publishes the item vectors of a proposed dataset, or learns its label without items."""
+    document = proposal.document
     job: dict[str, Any] = {"spec_version": 1, "name": document["name"], "dataset": {"name": document["name"]}}
     features, has_items = document["features"].keys(), "items" in document
     if not {"user", "item"} <= features:
         job["model"] = {"kind": "dcnv2", "embedding_dim": 16}
         return job | {"optimizer": {"learning_rate": 0.01}, "epochs": 5, "batch_size": 256}
-    job["model"] = {"kind": "two_tower", "embedding_dim": 16} | ({} if has_items else {"residual": True})
-    job |= {"optimizer": {"learning_rate": 0.003}, "epochs": 10, "batch_size": 256}
+    dim = 16 if proposal.num_items >= ITEMS_OF_16_COLUMNS else 8
+    job["model"] = {"kind": "two_tower", "embedding_dim": dim} | ({} if has_items else {"residual": True})
+    # Rows of rare ids, which adam_ar learns anew in each epoch, are all that an item has without features.
+    job["optimizer"] = ({} if has_items else {"kind": "adam"}) | {"learning_rate": 0.003}
+    job |= {"epochs": 10, "batch_size": 256}
     if has_items and len(features) == 2:
         job["evaluation"] = {"metrics": ["recall_20_full", "ndcg_20_full", "auc"]}
     return job | {"publish": {"collection": f"{document['name'][:57]}-items", "feature": "item"}}

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -392,17 +393,19 @@ def test_an_item_table_and_a_job_are_proposed(tmp_path):
     assert proposal.document["items"] == {"uri": str(items), "on": "sku", "features": features}
     assert "'brand' is read from the item table, not from the rows" in proposal.notes
     spec = tmp_path / "mine.yaml"
-    text = job_as_yaml(job_of(proposal.document), proposal.document)
+    text = job_as_yaml(job_of(proposal), proposal.document)
     assert "# The user tower reads user; the item tower item, brand, kind, price. The loss learns" in text
     spec.write_text(as_yaml(proposal.document, proposal.notes) + text)
     dataset, job = load_documents(spec)
     assert job.against(dataset).model.loss == "sampled_softmax"
     assert job.against(dataset).evaluation.metrics == ("recall_20_full", "ndcg_20_full", "auc")
     assert (job.publish.collection, job.publish.feature) == ("rows-items", "item")
-    plain = propose(rows, name="x" * 63).document
+    plain = propose(rows, name="x" * 63)
     assert "evaluation" not in job_of(plain)
-    assert job_of(plain)["model"]["residual"]
-    spec.write_text(as_yaml(plain) + job_as_yaml(job_of(plain), plain))
+    assert job_of(plain)["model"] == {"kind": "two_tower", "embedding_dim": 8, "residual": True}
+    assert job_of(replace(plain, num_items=250))["model"]["embedding_dim"] == 16
+    assert (job_of(plain)["optimizer"]["kind"], "kind" in job_of(proposal)["optimizer"]) == ("adam", False)
+    spec.write_text(as_yaml(plain.document) + job_as_yaml(job_of(plain), plain.document))
     assert load_documents(spec)[1].publish.collection == "x" * 57 + "-items"
 
 
@@ -414,7 +417,7 @@ def test_several_labels_are_proposed_with_a_model_that_publishes_or_without_an_i
     lines = [yaml.safe_load(line) for line in proposal.notes[0].splitlines()[1:]]
     labels, model = (next(line[key] for line in lines if key in line) for key in ("labels", "model"))
     document = {name: part for name, part in proposal.document.items() if name != "label"} | {"labels": labels}
-    job = parse_job(job_of(proposal.document) | {"model": model}).against(parse_dataset(document))
+    job = parse_job(job_of(proposal) | {"model": model}).against(parse_dataset(document))
     assert (job.model.kind, job.publish.collection) == ("mmoe", "clicks-2026-items")
     items = write(tmp_path, "items.parquet", sku=["a", "b", "c"], brand=["x", "y", "y"])
     (note,) = propose(path, items=items).notes
