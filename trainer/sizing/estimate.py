@@ -91,7 +91,13 @@ def estimate(
         DataError: the data have an error for which the run itself would fail.
         ValueError: ``counts`` lacks a table of the job, or has a table that the job lacks.
     """
-    num_rows, distinct, exact = _distinct(make_plan(dataset, job)) if counts is None else _given(job, dataset, counts)
+    days = None
+    if counts is None:
+        plan = make_plan(dataset, job)
+        num_rows, distinct, exact = _distinct(plan)
+        days = None if job.dataset.one_pass else plan.source.days_without_rows()
+    else:
+        num_rows, distinct, exact = _given(job, dataset, counts)
     workers = job.resources.num_workers
     ids = ids_per_example(job, dataset)
     rows_of = {name: count + NUM_SPECIAL_ROWS for name, count in distinct.items()}
@@ -137,7 +143,7 @@ def estimate(
             f"all ranks and the run's other processes = {workers} x {memory.total:,} + {RUN_BYTES:,} = {total_bytes:,}",
             f"steps per epoch = {train_examples:,} training examples / batch size {job.batch_size:,} = {steps:,}",
             f"seconds per epoch = {steps:,} steps x {step_seconds * 1000:.1f} ms (rough: within a factor of 3)",
-            *([] if inputs is None else [inputs]),
+            *(note for note in (inputs, days) if note is not None),
         ],
     )
     estimated.memory, estimated.exact = memory, exact

@@ -111,6 +111,9 @@ def test_bytes_follow_the_optimizer(kind, numbers, dataset):
 def test_window_and_negatives(dataset):
     window = parse_job({**JOB, "dataset": {"name": "log", "window": {"start": "2026-01-02", "days": 2}}})
     assert estimate(window, dataset)["rows"] == 2000
+    assert "have no rows" not in estimate(window, dataset)["arithmetic"][-1]
+    late = parse_job({**JOB, "dataset": {"name": "log", "window": {"start": "2026-02-02", "days": 32}}})
+    assert "of 32 days of the window" in estimate(late, dataset)["arithmetic"][-1]
     document = dataset.model_dump(mode="json")
     # Without a partition column, days are those of the timestamp.
     timed = parse_dataset({**document, "partition": None})

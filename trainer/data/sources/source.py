@@ -270,6 +270,38 @@ class Source:
                 if len(rows):
                     yield Chunk(file, rows, self._with_hive(file, batch, names), first_row)
 
+    def days_without_rows(self) -> str | None:
+        """Return a sentence on the days of the window that have no row.
+
+        None: all have rows, there is no window, or the days are in text files, which would have to be parsed.
+        """
+        window = self.window
+        if window is None or not (window.column in self._hive or self.reader.has_types):
+            return None
+        first = _day(window.first)
+        has_rows = np.zeros(_day(window.last) - first + 1, dtype=bool)
+        for days in self._days_of_rows(window):
+            has_rows[days[window.has(days)] - first] = True
+            if has_rows.all():
+                return None
+        missing = [str(window.first + datetime.timedelta(days=int(day))) for day in np.flatnonzero(~has_rows)]
+        shown = ", ".join(missing) if len(missing) <= 3 else f"{missing[0]}, ..., {missing[-1]}"
+        return f"{len(missing)} of {len(has_rows)} days of the window ({window}) have no rows: {shown}"
+
+    def _days_of_rows(self, window: Window) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the days of rows of the files, as numbers since 1970-01-01; rows without a valid day have none."""
+        if window.column in self._hive:
+            texts = [dict(file.partitions)[window.column] for file in self.files]
+            days, is_day = read_days(pa.array([None if text == HIVE_NULL else text for text in texts]), window.zone)
+            yield days[is_day]
+            return
+        self.require([window.column])
+        for file in self.files:
+            with contextlib.closing(self.reader.batches(file.path, [window.column], CHUNK_ROWS, 0, None)) as batches:
+                for batch in batches:
+                    days, is_day = read_days(batch.column(window.column), window.zone)
+                    yield days[is_day]
+
     def schema(self) -> pa.Schema:
         """Return the names and types of the first file's columns and of its ``key=value`` folders."""
         first = self.reader.read_schema(self.files[0].path)

@@ -271,9 +271,27 @@ def test_window_of_days(column, clicks, dataset_spec, job_spec, read_split, tmp_
     )
     zone = {"column": "date", "timezone": "America/Los_Angeles"}
     partition = zone if column == "time of a zone" else "date"
-    data = prepare(dataset_spec(source, partition=partition), job, tmp_path / "data")
+    said: list[str] = []
+    data = prepare(dataset_spec(source, partition=partition), job, tmp_path / "data", log=said.append)
+    assert not any("have no rows" in line for line in said)
     expected = sorted(tuple(r.values())[:3] for r, day in zip(table.to_pylist(), days, strict=True) if day in (3, 4))
     assert sorted((r["user"], r["item"], r["label"]) for r in read_split(data, "train").to_pylist()) == expected
+
+
+@pytest.mark.parametrize("column", ["folder", "string"])
+@pytest.mark.parametrize(
+    ("start", "shown"), [("2026-01-06", "2026-01-06"), ("2026-01-09", "2026-01-06, ..., 2026-01-09")]
+)
+def test_days_of_the_window_without_rows_are_named(column, start, shown, clicks, dataset_spec, job_spec, tmp_path):
+    table = clicks(300)
+    path, days = partitioned(tmp_path, table)
+    source = path if column == "folder" else table.append_column("date", pa.array([f"2026-01-0{day}" for day in days]))
+    job = job_spec(dataset={"name": "clicks", "window": {"start": start, "days": 5}})
+    said: list[str] = []
+    prepare(dataset_spec(source, partition="date"), job, tmp_path / "data", log=said.append)
+    (line,) = [line for line in said if "have no rows" in line]
+    first = f"2026-01-0{int(start[-1]) - 4}"
+    assert line == f"{int(start[-1]) - 5} of 5 days of the window (date in [{first}, {start}]) have no rows: {shown}"
 
 
 def test_a_folder_name_is_a_feature_too(clicks, dataset_spec, job_spec, read_split, tmp_path):
