@@ -141,8 +141,8 @@ def _if_moved(run: Run) -> dict[str, str]:
     if run.init_checkpoint is None or not KINDS[optimizer.kind].takes("decay") or optimizer.decay != "by_epoch":
         return {}
     remedy = (
-        f"the optimizer {optimizer.kind} learns rows of ids with few examples anew in each epoch, which moves their vectors: set "
-        f"optimizer.kind: {optimizer.kind.removesuffix('_ar')}"
+        f"the optimizer {optimizer.kind} learns rows of ids with few examples anew in each epoch, which moves their "
+        f"vectors: set optimizer.kind: {optimizer.kind.removesuffix('_ar')}"
     )
     return dict.fromkeys(("cosine_mean", "cosine_low"), remedy)
 
