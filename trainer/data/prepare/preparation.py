@@ -126,8 +126,8 @@ def prepare(
     if PreparedData.fingerprint_of(directory) == fingerprint:
         log(f"prepared data reused: {directory}")
         return PreparedData.open(directory)
-    if not job.dataset.one_pass and (note := plan.source.days_without_rows()) is not None:
-        log(note)
+    if not job.dataset.one_pass and (without_rows := plan.source.days_without_rows()) is not None:
+        log(without_rows)
     directory.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(directory)
     name = f".{directory.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}"

@@ -297,10 +297,9 @@ class Source:
             return
         self.require([window.column])
         for file in self.files:
-            with contextlib.closing(self.reader.batches(file.path, [window.column], CHUNK_ROWS, 0, None)) as batches:
-                for batch in batches:
-                    days, is_day = read_days(batch.column(window.column), window.zone)
-                    yield days[is_day]
+            for batch in self.reader.batches(file.path, [window.column], CHUNK_ROWS):
+                days, is_day = read_days(batch.column(window.column), window.zone)
+                yield days[is_day]
 
     def schema(self) -> pa.Schema:
         """Return the names and types of the first file's columns and of its ``key=value`` folders."""
