@@ -80,6 +80,7 @@ def test_the_index_of_documents_is_whole() -> None:
 def test_every_setting_that_the_code_reads_is_documented() -> None:
     from service.core import settings
     from service.core.environment import VARIABLES
+    from service.jobs.executors.registry import EXECUTORS
 
     days = [f"keep_{field.name}_days" for field in dataclasses.fields(settings.RetentionDays)]
     asked = {name.upper() for name in (*settings._TEXTS, *settings.LEAST, *days)}
@@ -90,7 +91,7 @@ def test_every_setting_that_the_code_reads_is_documented() -> None:
     read -= {f"EVENKEEL_RUN_{name}" for name in ("DIR", "ID", "LAUNCHED", "ATTEMPT", "URL", "TOKEN")}
     read -= {"EVENKEEL_CLUSTER_RUNS", "EVENKEEL_WRITE_EXAMPLES"}
     documented = [f"EVENKEEL_{one.name}" for variables in VARIABLES.values() for one in variables]
-    of_executors = {"EVENKEEL_KUBERAY_NAMESPACE", "EVENKEEL_KUBERAY_TEMPLATE", "EVENKEEL_KUBERAY_QUEUE"}
+    of_executors = {f"EVENKEEL_{name.upper()}_{option}" for name, kind in EXECUTORS.items() for option in kind.options}
     assert len(set(documented)) == len(documented)
     assert set(documented) == read | of_executors
 

@@ -285,15 +285,23 @@ class RankingModel(nn.Module):
         return found
 
     def reading(self, names: Iterable[Position], *modules: str) -> Axes:
-        """Return the input axes of the first layers of ``modules``; ``names``: positions of their inputs, in order."""
-        axis = Axis(tuple(names))
-        return {
-            name: {1: axis}
-            for name, parameter in self.named_parameters()
-            if any(name.startswith((f"{module}.0.", f"{module}.linear.")) for module in modules)
-            and parameter.dim() == 2
-            and parameter.shape[1] == len(axis.names)
-        }
+        """Return the input axes of the first layers of ``modules``; ``names``: positions of their inputs, in order.
+
+        Raises ValueError if such a layer has another number of inputs: a warm start would move weights to wrong inputs.
+        """
+        axis, found = Axis(tuple(names)), {}
+        for name, parameter in self.named_parameters():
+            if parameter.dim() != 2 or not name.startswith(
+                tuple(f"{module}.{part}." for module in modules for part in ("0", "linear"))
+            ):
+                continue
+            if parameter.shape[1] != len(axis.names):
+                raise ValueError(
+                    f"{type(self).__name__}: {name} reads {parameter.shape[1]} inputs, but axes() names "
+                    f"{len(axis.names)}: let axes() name each input, in order"
+                )
+            found[name] = {1: axis}
+        return found
 
     def dense_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return (name, parameter) of everything outside the embedding tables, in a fixed order."""

@@ -60,7 +60,8 @@ class FinalMLP(ClickModel):
         found = self.making_vectors() | self.reading(inputs, "streams.0", "streams.1")
         for number, gate in enumerate(self.gates):
             read = columns_of([self.features[field] for field in gate.fields], self.dim)  # type: ignore[union-attr]
-            found |= self.reading(read, f"gates.{number}.layers")
+            if read:
+                found |= self.reading(read, f"gates.{number}.layers")
             last = f"gates.{number}.layers.{len(gate.layers) - 1}"  # type: ignore[arg-type]
             for part in ("weight", "bias"):
                 found[f"{last}.{part}"] = {**found.get(f"{last}.{part}", {}), 0: Axis(inputs, reads=False)}

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard, get_args, get_origin
 
 import pytest
 
+from tests.trainer.spec.test_frozen_options import fields
 from trainer.spec import DatasetSpec, JobSpec, Spec
 
 ROOT = Path(__file__).parents[3]
@@ -76,3 +77,20 @@ def test_each_field_that_a_problem_names_is_there() -> None:
     assert len(paths) > 60
     for path, place in paths:
         assert any(has(spec, path.split(".")) for spec in (JobSpec, DatasetSpec)), f"{place}: there is no field {path}"
+
+
+@pytest.mark.slow
+def test_each_field_that_a_remedy_names_without_its_part_is_there() -> None:
+    """Such as batch_size of "lower model.embedding_dim or batch_size"."""
+    bare = re.compile(r"\b[a-z_]+\.[a-z_]+ or (?:set )?([a-z]+(?:_[a-z]+)+)\b(?![.(])")
+    names = {one.partition(".")[2] for spec in (JobSpec, DatasetSpec) for one in fields(spec)}
+    found = [
+        (name, f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}")
+        for room in ("trainer", "service")
+        for file in sorted((ROOT / room).rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        for name in bare.findall(text(node) or "")
+    ]
+    assert len(found) >= 3
+    for name, place in found:
+        assert name in names, f"{place}: there is no field {name}"

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.spec import SpecError, load_documents, parse_dataset, parse_job, parse_rule
+from trainer.spec import JobSpec, SpecError, load_documents, parse_dataset, parse_job, parse_rule
+from trainer.spec.job import Table
 
 DATASET: dict[str, Any] = {
     "name": "sports",
@@ -257,6 +258,26 @@ def test_what_a_kernel_has_no_form_of_is_refused_with_the_remedy(kernel, kind, s
     document = changed(changed(JOB, "kernel", kernel), "optimizer.kind", kind)
     with pytest.raises(SpecError, match=message):
         parse_job({**document, "sharding": sharding})
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind", "message"),
+    [
+        ("fbgemm", "adagrad", "tables.user: FBGEMM trains float32 rows and state on CPU"),
+        ("evenkeel", "adam", "tables.user.state_dtype: float16 cannot hold the squares that adam keeps"),
+    ],
+)
+def test_types_of_tables_that_the_job_does_not_name_are_checked_too(kernel, kind, message, monkeypatch) -> None:
+    features = {"user": {"type": "id"}, "item": {"type": "id"}}
+    dataset = parse_dataset({"name": "log", "uri": "rows.parquet", "features": features, "label": {"column": "click"}})
+    document = {"name": "j", "dataset": {"name": "log"}, "kernel": kernel, "optimizer": {"kind": kind}}
+    document |= {"model": {"kind": "dnn"}, "tables": {"item": {"dtype": "float32"}}}
+    document |= {"evaluation": {"split": {"validation": 0, "test": 0}}}
+    parse_job(document).against(dataset)
+    narrow = Table(state_dtype="float16")
+    monkeypatch.setattr(JobSpec, "table", lambda job, name: job.tables.get(name, narrow))
+    with pytest.raises(ValueError, match=message):
+        parse_job(document).against(dataset)
 
 
 @pytest.mark.parametrize(

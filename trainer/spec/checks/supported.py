@@ -168,19 +168,7 @@ def kernel_problems(spec: JobSpec) -> Iterator[FieldProblem]:
                 yield FieldProblem(
                     f"optimizer.{option}", "FBGEMM's fused optimizers have none", "use kernel evenkeel, or leave it out"
                 )
-        for name, stored in spec.tables.items():
-            if (stored.dtype, stored.state_dtype) != (COMPUTE_TYPE, COMPUTE_TYPE):
-                yield FieldProblem(
-                    f"tables.{name}", f"FBGEMM trains float32 rows and state{where}", "use kernel evenkeel, or float32"
-                )
-    if KINDS[kind].optimizer.keeps_mean_square:
-        for name, stored in spec.tables.items():
-            if not ELEMENT_TYPES[stored.state_dtype].holds_mean_squares:
-                yield FieldProblem(
-                    f"tables.{name}.state_dtype",
-                    f"{stored.state_dtype} cannot hold the squares that {kind} keeps",
-                    f"use {' or '.join(one for one in JOB_TYPES if ELEMENT_TYPES[one].holds_mean_squares)}",
-                )
+    yield from element_type_problems(spec, spec.tables)
     if KINDS[kind].is_rowwise:
         for table, sharding in spec.sharding.items():
             if SHARDINGS[sharding].columns_over:
@@ -188,6 +176,26 @@ def kernel_problems(spec: JobSpec) -> Iterator[FieldProblem]:
                     f"sharding.{table}",
                     f"{kind} takes the mean over a whole row, which {sharding} may split",
                     f"use table_wise or row_wise, or optimizer.kind {kind.removeprefix('rowwise_')}",
+                )
+
+
+def element_type_problems(job: JobSpec, tables: Iterable[str]) -> Iterator[FieldProblem]:
+    """Yield a problem for each of ``tables`` whose rows or state have a type that the kernel or optimizer refuses."""
+    kind, stored = job.optimizer.kind, {name: job.table(name) for name in tables}
+    if job.kernel == "fbgemm":
+        where = "" if job.resources.gpus_per_worker else " on CPU"
+        for name, table in stored.items():
+            if (table.dtype, table.state_dtype) != (COMPUTE_TYPE, COMPUTE_TYPE):
+                yield FieldProblem(
+                    f"tables.{name}", f"FBGEMM trains float32 rows and state{where}", "use kernel evenkeel, or float32"
+                )
+    if KINDS[kind].optimizer.keeps_mean_square:
+        for name, table in stored.items():
+            if not ELEMENT_TYPES[table.state_dtype].holds_mean_squares:
+                yield FieldProblem(
+                    f"tables.{name}.state_dtype",
+                    f"{table.state_dtype} cannot hold the squares that {kind} keeps",
+                    f"use {' or '.join(one for one in JOB_TYPES if ELEMENT_TYPES[one].holds_mean_squares)}",
                 )
 
 
@@ -249,6 +257,7 @@ def fit_problems(job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:
     with_ids = looked_up if job.model.reads_sequences else [name for name, one in inputs.items() if one.has_ids]
     tables = {inputs[name].shares or name for name in with_ids}
     yield from column_problems(job, tables)
+    yield from element_type_problems(job, sorted(tables - job.tables.keys()))
     for field, named in (("sharding", job.sharding), ("tables", job.tables)):
         for table in named:
             if table not in tables:
