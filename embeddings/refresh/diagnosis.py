@@ -31,7 +31,7 @@ _ADVICE: dict[Cause, str] = {
     "model": "Look at what changed in the job or its rows, correct it, then run the job again; the next refresh starts "
     "from the served version.",
     "run": "Do not promote it. {remedies}. Then run the job again.",
-    "generation": "If the change is meant, promote it with a reason and override_gate; consumers read on by views "
+    "generation": "{own}If the change is meant, promote it with a reason and override_gate; consumers read on by views "
     "VIEW@gN until they are retrained.",
     "stale": "Run the job again: it then starts from the version served now.",
 }

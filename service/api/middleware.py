@@ -49,7 +49,7 @@ STRANGER_BYTES = 2**16
 DOCUMENT_BYTES = 2**20
 """Most bytes in a request's body, unless the body is a list of ids or a report of a run."""
 DOCUMENT_VALUES = 5_000
-"""Most values in a body limited by DOCUMENT_BYTES, by its commas and brackets; checking a wrong one takes 20 us."""
+"""Most values, by commas and opening brackets, in a body limited by DOCUMENT_BYTES; a wrong one takes up to 20 us."""
 LIST_PATHS = ("/vectors", "/erase", "/readmit")
 """Suffixes of the paths whose bodies are lists of ids; their routes limit the number of ids."""
 CHECKED_ALONE_BYTES = 2**13

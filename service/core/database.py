@@ -163,7 +163,7 @@ def parsed_url(url: str) -> sa.URL:
 
 @functools.cache
 def insert_new(dialect: str, table: sa.Table, *returning: sa.Column[Any]) -> sa.Insert:
-    """Return an ``INSERT`` that skips rows whose key already exists; ``dialect``: the name of the connection's."""
+    """Return an ``INSERT`` that skips rows whose key already exists; ``dialect``: name of the connection's dialect."""
     insert = (sqlite if dialect == "sqlite" else postgresql).insert(table).on_conflict_do_nothing()
     return insert.returning(*returning) if returning else insert
 
@@ -211,6 +211,10 @@ def _revisions(connection: sa.Connection) -> tuple[Config, str | None, list[str]
     config.attributes["connection"] = connection
     current = MigrationContext.configure(connection).get_current_revision()
     revisions = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    if current is not None and current < revisions[-1]:
+        raise SchemaError(
+            f"the database is at revision {current}, of a version before 0.1.0: upgrade it with 0.1.0 first"
+        )
     if current is not None and current not in revisions:
         raise SchemaError(
             f"the database is at revision {current}, which this version of Evenkeel does not know: "

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 SLEPT_SECONDS = 1.0
-"""Lead that the boot-time clock gained on the monotonic clock in a round if the machine slept."""
+"""Smallest lead, gained by the boot-time clock on the monotonic clock in a round, that means that the machine slept."""
 
 
 class Looked(NamedTuple):

@@ -83,7 +83,8 @@ def _same_pairs(
     if not all(one is not None and _has_pairs(one) for one in datasets):
         raise NotComparableError(
             "a random split holds out the same rows every day only if the features user and item read columns, which "
-            "they do not"
+            "they do not. After a warm start its metrics are too good, as the parent trained on rows that are held out "
+            "now: name these features, or split by time"
         )
     largest = before.validation + before.test + 1e-9
     shares = {"test": split.test, "validation": split.test + split.validation}

@@ -88,7 +88,13 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
     if run.start_version is not None:
         vectors = _with_held_rows(run, store.collection(spec.collection), vectors)
     num_evident, needed = int(vectors.evidence.sum()), min_shared(run.job.model.embedding_dim)
+    few: dict[str, str] = {}
     if spec.align and num_evident < needed:
+        columns = run.job.model.embedding_dim
+        few["shared"] = (
+            f"{num_evident} items are fewer than the {needed} that an alignment of {columns} columns needs: set "
+            f"publish.align: false, or begin anew with model.embedding_dim at most {num_evident // min_shared(1)}"
+        )
         print(
             f"{num_evident} ids have evidence, and {needed} are needed to align a version onto another one: the next "
             "version will begin a new generation; with publish.align: false, warm starts continue the generation",
@@ -113,7 +119,7 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
             fence=lambda: fence(run),
             training_step=step,
             models=comparison,
-            remedies={"effective_rank": f"the vectors lie along few directions: {remedy}"} | _if_moved(run),
+            remedies={"effective_rank": f"the vectors lie along few directions: {remedy}"} | _if_moved(run) | few,
             quality=quality_of(record.history, record.position.evaluated, run.job.early_stopping, label),
             proposed_canary=proposed_canary(run),
             users=None if spec.users is None else user_vectors(run, checkpoint),
@@ -138,10 +144,16 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
 def _if_moved(run: Run) -> dict[str, str]:
     """Return the remedy of vectors that moved in a warm start, by metric, if the row optimizer can be the reason."""
     optimizer = run.job.optimizer
-    if run.init_checkpoint is None or not KINDS[optimizer.kind].takes("decay") or optimizer.decay != "by_epoch":
+    # With an item table rows share the features of items, which have many examples.
+    if (
+        run.init_checkpoint is None
+        or run.dataset.items is not None
+        or not KINDS[optimizer.kind].takes("decay")
+        or optimizer.decay != "by_epoch"
+    ):
         return {}
     remedy = (
-        f"the optimizer {optimizer.kind} learns rows of ids with few examples anew in each epoch, which moves their "
+        f"the optimizer {optimizer.kind} learns rows of ids with few examples anew in each epoch, which may move their "
         f"vectors: set optimizer.kind: {optimizer.kind.removesuffix('_ar')}"
     )
     return dict.fromkeys(("cosine_mean", "cosine_low"), remedy)

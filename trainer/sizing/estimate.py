@@ -12,6 +12,7 @@ from trainer.data.columns.dynamic_ids import NUM_SPECIAL_ROWS
 from trainer.data.columns.vocabulary import DistinctIds
 from trainer.data.prepare.graphs import edge_files
 from trainer.data.prepare.plan import DataPlan, make_plan
+from trainer.data.sources.source import no_rows_of_days
 from trainer.sizing.memory import FLOAT_BYTES, RUN_BYTES, RankMemory, rank_memory, sequence_ids, size_of
 from trainer.sizing.memory_limit import arithmetic, memory_problem
 from trainer.sizing.row_shape import RowShape
@@ -95,6 +96,8 @@ def estimate(
     if counts is None:
         plan = make_plan(dataset, job)
         num_rows, distinct, exact = _distinct(plan)
+        if not (num_rows or job.dataset.one_pass or plan.source.window is None or plan.source.filter is not None):
+            raise no_rows_of_days(plan.source)
         days = None if job.dataset.one_pass else plan.source.days_without_rows()
     else:
         num_rows, distinct, exact = _given(job, dataset, counts)

@@ -142,7 +142,7 @@ def module_of(
 
 
 def bytes_for_tables(device: torch.device) -> int:
-    """Return the bytes of GPU memory that tables may take, which leaves a fifth free for however many groups."""
+    """Return the bytes of GPU memory that tables may take: a fifth of all stays free, whatever groups were made."""
     free, total = torch.cuda.mem_get_info(device)
     return max(0, int(free - (1 - FOR_TABLES) * total))
 

@@ -320,7 +320,7 @@ class Mirror(CollectionDirectory):
         return self.is_expired(version)
 
     def _revert(self) -> None:
-        """Remove uncommitted changes from the mirror, the rest of them when the store can be reached again."""
+        """Remove uncommitted changes from the mirror as far as possible, the rest once the store is back."""
         self._is_dirty = True
         try:
             self._pull(self.remote.index())

@@ -90,6 +90,13 @@ async def test_the_service_does_not_start_on_a_newer_database(settings: Settings
     assert reason.endswith("install that version, or restore an earlier backup")
 
 
+async def test_the_service_does_not_start_on_a_database_of_before_the_first_release(settings: Settings) -> None:
+    await write(settings, "head", [NEWER.replace("0099", "0005")])
+    reason = await application._reason_not_to_start(settings)
+    assert reason is not None
+    assert reason.endswith("revision 0005, of a version before 0.1.0: upgrade it with 0.1.0 first")
+
+
 @pytest.mark.parametrize("command", [("retention",), ("keys", "reset-admin")])
 async def test_a_command_leaves_a_newer_database_as_it_is(
     settings: Settings, command: tuple[str, ...], run: Run

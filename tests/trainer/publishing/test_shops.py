@@ -71,7 +71,6 @@ def test_the_proposed_job_and_its_refresh_publish(shop: Shop, tmp_path: Path) ->
     table = pq.read_table(rows)
     pq.write_table(table.slice(0, len(table) * 12 // 13), rows)
     first = trained(tmp_path / "first", dataset, parse_job(document))
-    assert ("recall_20_full" in first.job.evaluation.metrics) == shop.with_table
     pq.write_table(table, rows)
     trained(tmp_path / "second", dataset, parse_job(document | {"init_from": {"collection": "rows-items"}}), first)
 

@@ -114,6 +114,9 @@ def test_window_and_negatives(dataset):
     assert "have no rows" not in estimate(window, dataset)["arithmetic"][-1]
     late = parse_job({**JOB, "dataset": {"name": "log", "window": {"start": "2026-02-02", "days": 32}}})
     assert "of 32 days of the window" in estimate(late, dataset)["arithmetic"][-1]
+    beyond = parse_job({**JOB, "dataset": {"name": "log", "window": {"start": "2026-03-02", "days": 2}}})
+    with pytest.raises(DataError, match=r"no rows with .* in \[2026-03-01, 2026-03-02\]; it holds 2026-"):
+        estimate(beyond, dataset)
     document = dataset.model_dump(mode="json")
     # Without a partition column, days are those of the timestamp.
     timed = parse_dataset({**document, "partition": None})

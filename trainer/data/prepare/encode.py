@@ -34,7 +34,7 @@ from trainer.data.prepare.plan import DataPlan
 from trainer.data.prepare.progress import Progress
 from trainer.data.prepare.workers import Workers
 from trainer.data.sources.join import join_name
-from trainer.data.sources.source import Chunk, Source, no_rows_in_window
+from trainer.data.sources.source import Chunk, Source, no_rows_of_days
 
 PART_ROWS = 1 << 21
 """Number of rows after which the progress is saved: 5 to 10 s of work, which a killed preparation loses at most."""
@@ -160,7 +160,7 @@ def check_rows(plan: DataPlan, num_rows: int, times: PointInTime, matches: JoinM
             what = f"no row{within} passes the filter: {plan.source.filter}"
             raise DataError(what, where=plan.source.uri, remedy="correct filter of the dataset, or the window")
         if plan.source.window is not None:
-            raise no_rows_in_window(plan.source.uri, plan.source.window)
+            raise no_rows_of_days(plan.source)
         raise DataError("has no rows", where=plan.source.uri, remedy="point uri at data with rows")
     times.check()
     return matches.check()

@@ -50,7 +50,10 @@ _TIME_NAMES = re.compile(r"^(ts|time|timestamp|datetime|event_?time|created(_at)
 _DAY_NAMES = re.compile(r"^(date|day|dt|ds)$", re.I)
 _USER_NAMES = re.compile(r"^(user|uid|user_?id|member(_?id)?|customer(_?id)?|reviewer(_?id)?)$", re.I)
 _ITEM_NAMES = re.compile(
-    r"^(item|iid|item_?id|product(_?id)?|movie(_?id)?|asin|sku|ad(_?id)?|article(_?id)?|song(_?id)?)$", re.I
+    r"^(item|iid|item_?id|product(_?id)?|movie(_?id)?|asin|sku|ad(_?id)?|article(_?id)?|song(_?id)?"
+    r"|(video|track|album|artist|book|post|news|story|page|doc|document|listing|hotel|recipe|course|game|show|episode"
+    r"|podcast|offer|property|restaurant|business|job|app|photo|pin|beer|wine)_?id)$",
+    re.I,
 )
 _NOT_FEATURES = re.compile(
     r"^(is_)?(train|test|valid|validation|split|fold)$|^(probability|weight|index)$|^__index", re.I
@@ -165,7 +168,9 @@ def _propose(uri: str | Path, name: str | None, items: str | Path | None) -> Pro
     label, label_column = _label(columns)
     others = [c.name for c in _named_labels(columns) if c.name != label_column] if label_column is not None else []
     if others and label is not None and label_column is not None:
-        notes.append(_several_labels(label, label_column, others, with_items=items is not None))
+        by_column = {_ITEM_NAMES.match(c.plain_name) is not None: c.distinct for c in columns.values()}
+        dim = _dim_of(by_column.get(True, 0))
+        notes.append(_several_labels(label, label_column, others, dim, with_items=items is not None))
     ordering = _ordering(columns, label_column)
     if "timestamp" not in ordering:
         timed = [c for c in columns.values() if _TIME_NAMES.match(c.plain_name) and not _unreadable(c)]
@@ -247,14 +252,16 @@ def job_of(proposal: Proposal) -> dict[str, Any]:
     if not {"user", "item"} <= features:
         job["model"] = {"kind": "dcnv2", "embedding_dim": 16}
         return job | {"optimizer": {"learning_rate": 0.01}, "epochs": 5, "batch_size": 256}
-    dim = 16 if proposal.num_items >= ITEMS_OF_16_COLUMNS else 8
-    job["model"] = {"kind": "two_tower", "embedding_dim": dim} | ({} if has_items else {"residual": True})
+    job["model"] = {"kind": "two_tower", "embedding_dim": _dim_of(proposal.num_items)} | (
+        {} if has_items else {"residual": True}
+    )
     # Rows of rare ids, which adam_ar learns anew in each epoch, are all that an item has without features.
     job["optimizer"] = ({} if has_items else {"kind": "adam"}) | {"learning_rate": 0.003}
     job |= {"epochs": 10, "batch_size": 256}
+    publish = {"collection": f"{document['name'][:57]}-items", "feature": "item"}
     if has_items and len(features) == 2:
-        job["evaluation"] = {"metrics": ["recall_20_full", "ndcg_20_full", "auc"]}
-    return job | {"publish": {"collection": f"{document['name'][:57]}-items", "feature": "item"}}
+        publish["users"] = {"feature": "user"}
+    return job | {"publish": publish}
 
 
 def job_as_yaml(job: dict[str, Any], dataset: dict[str, Any]) -> str:
@@ -263,6 +270,10 @@ def job_as_yaml(job: dict[str, Any], dataset: dict[str, Any]) -> str:
     rows = parse_dataset(dataset)
     inputs = parse_job(job).against(rows).model.inputs_in_words(rows)
     lines += [] if inputs is None else [f"# {inputs[:1].upper()}{inputs[1:]}."]
+    if "publish" not in job:
+        lines.append(
+            "# It publishes nothing: no features user and item. Name them, such as item: {type: id, column: X}."
+        )
     return "\n".join([*lines, *(f"{key}: {_flow(value)}" for key, value in job.items())]) + "\n"
 
 
@@ -424,7 +435,14 @@ def _as_time(column: _Column) -> str:
     return "it holds no times that can be read; write ISO 8601, with a zone in every value or in none, or numbers"
 
 
-def _several_labels(label: dict[str, Any], label_column: str, others: Sequence[str], *, with_items: bool) -> str:
+def _dim_of(num_items: int) -> int:
+    """Return the embedding_dim to propose for a number of items."""
+    return 16 if num_items >= ITEMS_OF_16_COLUMNS else 8
+
+
+def _several_labels(
+    label: dict[str, Any], label_column: str, others: Sequence[str], dim: int, *, with_items: bool
+) -> str:
     labels: dict[str, Any] = {}
     for column in [label_column, *others]:
         labels[_identifier(column, labels)] = label if column == label_column else {"column": column}
@@ -432,7 +450,7 @@ def _several_labels(label: dict[str, Any], label_column: str, others: Sequence[s
     left_out = f"{names}: named like a label, and no feature here"
     if with_items:
         return f"{left_out}. A model of several labels reads no item table: infer without --items to train one"
-    model = {"kind": "mmoe", "embedding_dim": 16, "init": {"kind": "hash", "std": 0.1}}
+    model = {"kind": "mmoe", "embedding_dim": dim, "init": {"kind": "hash", "std": 0.1}}
     return (
         f"{left_out}. For a model of several labels, in place of label, and of the job's model:\n"
         f"labels: {_flow(labels)}\nmodel: {_flow(model)}"

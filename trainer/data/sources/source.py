@@ -29,6 +29,8 @@ from trainer.data.sources.tables.registry import snapshot_of
 from trainer.data.sources.times import no_day, read_days
 
 CHUNK_ROWS = 1 << 18
+SCANNED_ROWS = 20_000_000
+"""Most rows whose days are read to find days without rows; they take some seconds."""
 __all__ = ["Chunk", "Source", "SourceFile", "Window", "beside", "local_path"]
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -273,11 +275,16 @@ class Source:
     def days_without_rows(self) -> str | None:
         """Return a sentence on the days of the window that have no row.
 
-        None: all have rows, there is no window, or the days are in text files, which would have to be parsed.
+        None: all have rows, there is no window, or to tell takes long: the days are in text files, which would have to
+        be parsed, or in more than SCANNED_ROWS rows.
         """
         window = self.window
-        if window is None or not (window.column in self._hive or self.reader.has_types):
+        if window is None:
             return None
+        if window.column not in self._hive:
+            num_rows = self.reader.num_rows() if self.reader.has_types else None
+            if num_rows is None or num_rows > SCANNED_ROWS:
+                return None
         first = _day(window.first)
         has_rows = np.zeros(_day(window.last) - first + 1, dtype=bool)
         for days in self._days_of_rows(window):
@@ -346,6 +353,14 @@ def _twice(file: SourceFile, column: str) -> DataError:
         where=f"{file.path}, column '{column}'",
         remedy="rename one of them, or write the file without it",
     )
+
+
+def no_rows_of_days(source: Source) -> DataError:
+    """Return the error of a source whose window has no row, with the days that its files have."""
+    assert source.window is not None
+    bounds = [(days.min(), days.max()) for days in source._days_of_rows(source.window) if len(days)]
+    found = (int(min(low for low, _ in bounds)), int(max(high for _, high in bounds))) if bounds else (None, None)
+    return no_rows_in_window(source.uri, source.window, *found)
 
 
 def no_rows_in_window(uri: str, window: Window, first_day: int | None = None, last_day: int | None = None) -> DataError:

@@ -39,8 +39,8 @@ def _item_problems(spec: DatasetSpec) -> Iterator[FieldProblem]:
     if items.on not in ("item", item.column):
         yield FieldProblem(
             "items.on",
-            f"'{items.on}' is not the column of 'item'",
-            f"add `on: {item.column or 'item'}` to items, and name the column so in both files",
+            f"'{items.on}' is not the column of 'item', '{item.column or 'item'}'",
+            "name a column that both files have, in `on` of items and in `column` of the feature item",
         )
     for name, feature in items.features.items():
         field = f"items.features.{name}"

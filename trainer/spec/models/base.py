@@ -264,9 +264,12 @@ class ModelSpec(Spec):
         """Return the settings that the dataset decides, for each place that the job leaves out."""
         if "loss" in self.model_fields_set:
             return {}
-        if dataset.items is not None:
-            return {"model": self.defaults_with_items}
-        is_pairs = dataset.has_positives_alone and len(dataset.features) == 2 and not job.dataset.one_pass
+        is_pairs = (
+            dataset.items is None
+            and dataset.has_positives_alone
+            and len(dataset.features) == 2
+            and not job.dataset.one_pass
+        )
         return self.defaults_of_pairs if is_pairs else {}
 
     def fit_problems(self, job: JobSpec, dataset: DatasetSpec) -> Iterator[FieldProblem]:

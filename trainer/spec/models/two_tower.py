@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class TwoTowerSpec(TowerSpec):
     """Two towers. ``loss``: bce or mse of a label, or sampled_softmax over the items of the batch.
 
-    With an item table, a job that names no loss has ``sampled_softmax``, ``normalize``, ``temperature: 0.2``, no
-    hidden layers and ``init: {kind: hash, std: 0.5}``.
+    With an item table, a job that names no loss has ``normalize``, ``temperature: 0.2``, no hidden layers and ``init:
+    {kind: hash, std: 0.5}``; its loss is ``bce`` for a label of 0 and 1, and otherwise ``sampled_softmax``.
 
     ``normalize``: outputs of both towers are scaled to length 1, and scores have a bias of the item. ``temperature``:
     number that scores are divided by. ``item_id_dropout``: the share of training examples whose item is looked up as
@@ -43,13 +43,7 @@ class TwoTowerSpec(TowerSpec):
     # With hidden layers all outputs of a tower share a direction: published vectors would lie along few directions.
     # So they do if standardized numbers of items (deviation 1) drown the rows of ids beside them.
     defaults_with_items = MappingProxyType(
-        {
-            "loss": "sampled_softmax",
-            "normalize": True,
-            "temperature": 0.2,
-            "hidden": (),
-            "init": {"kind": "hash", "std": 0.5},
-        }
+        {"normalize": True, "temperature": 0.2, "hidden": (), "init": {"kind": "hash", "std": 0.5}}
     )
     # Chosen on validation rows: docs/reports/published_tables.md.
     defaults_of_pairs = MappingProxyType(
@@ -75,6 +69,13 @@ class TwoTowerSpec(TowerSpec):
     has_context = True
     has_distances = True
     counts_columns = None
+
+    def defaults_with(self, job: JobSpec, dataset: DatasetSpec) -> Mapping[str, Any]:
+        if dataset.items is None or "loss" in self.model_fields_set:
+            return super().defaults_with(job, dataset)
+        # Shown items without a click are better negatives than items of the batch, if the rows have them.
+        has_shown = dataset.label is not None and (dataset.label.column or dataset.label.rule) is not None
+        return {"model": {"loss": "bce" if has_shown else "sampled_softmax", **self.defaults_with_items}}
 
     @model_serializer(mode="wrap")
     def _with_settings_that_the_dataset_decides(self, serialize: SerializerFunctionWrapHandler) -> Any:
@@ -145,12 +146,9 @@ class TwoTowerSpec(TowerSpec):
             for name, value in self.defaults_with_items.items()
             if own.get(name) != value
         ]
-        remedy = f"set {', '.join([*raw, *better])}"
-        if self.loss == "bce":
-            return f"{remedy}; scores then rank items and their AUC of the label falls"
         if raw or better:
-            return remedy
-        return "set optimizer.learning_rate to a third of its value, and twice the epochs"
+            return f"set {', '.join([*raw, *better])}"
+        return "divide optimizer.learning_rate by three, and double epochs"
 
     @property
     def is_softmax_of_batch(self) -> bool:

@@ -394,19 +394,29 @@ def test_an_item_table_and_a_job_are_proposed(tmp_path):
     assert "'brand' is read from the item table, not from the rows" in proposal.notes
     spec = tmp_path / "mine.yaml"
     text = job_as_yaml(job_of(proposal), proposal.document)
-    assert "# The user tower reads user; the item tower item, brand, kind, price. The loss learns" in text
+    assert "# The user tower reads user; the item tower item, brand, kind, price.\n" in text
     spec.write_text(as_yaml(proposal.document, proposal.notes) + text)
     dataset, job = load_documents(spec)
-    assert job.against(dataset).model.loss == "sampled_softmax"
-    assert job.against(dataset).evaluation.metrics == ("recall_20_full", "ndcg_20_full", "auc")
+    assert (job.against(dataset).model.loss, job.model.normalize) == ("bce", False)
+    assert job.against(dataset).model.normalize
     assert (job.publish.collection, job.publish.feature) == ("rows-items", "item")
+    assert job.publish.users.feature == "user"
     plain = propose(rows, name="x" * 63)
-    assert "evaluation" not in job_of(plain)
+    assert "users" not in job_of(plain)["publish"]
     assert job_of(plain)["model"] == {"kind": "two_tower", "embedding_dim": 8, "residual": True}
     assert job_of(replace(plain, num_items=250))["model"]["embedding_dim"] == 16
     assert (job_of(plain)["optimizer"]["kind"], "kind" in job_of(proposal)["optimizer"]) == ("adam", False)
     spec.write_text(as_yaml(plain.document) + job_as_yaml(job_of(plain), plain.document))
     assert load_documents(spec)[1].publish.collection == "x" * 57 + "-items"
+
+
+def test_a_job_without_items_says_why_it_publishes_nothing(tmp_path):
+    assert infer(write(tmp_path, user_id=[1, 2, 3], video_id=[7, 8, 7], watched=[0, 1, 1]))["features"]["item"]
+    proposal = propose(write(tmp_path, "pages.parquet", user_id=[1, 2, 3], url=["a", "b", "a"], watched=[0, 1, 1]))
+    text = job_as_yaml(job_of(proposal), proposal.document)
+    assert (
+        "# It publishes nothing: no features user and item. Name them, such as item: {type: id, column: X}.\n" in text
+    )
 
 
 def test_several_labels_are_proposed_with_a_model_that_publishes_or_without_an_item_table(tmp_path):
@@ -418,7 +428,7 @@ def test_several_labels_are_proposed_with_a_model_that_publishes_or_without_an_i
     labels, model = (next(line[key] for line in lines if key in line) for key in ("labels", "model"))
     document = {name: part for name, part in proposal.document.items() if name != "label"} | {"labels": labels}
     job = parse_job(job_of(proposal) | {"model": model}).against(parse_dataset(document))
-    assert (job.model.kind, job.publish.collection) == ("mmoe", "clicks-2026-items")
+    assert (job.model.kind, job.model.embedding_dim, job.publish.collection) == ("mmoe", 8, "clicks-2026-items")
     items = write(tmp_path, "items.parquet", sku=["a", "b", "c"], brand=["x", "y", "y"])
     (note,) = propose(path, items=items).notes
     assert note == (
