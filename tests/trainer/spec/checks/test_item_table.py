@@ -95,7 +95,7 @@ def test_a_dataset_without_one_is_dumped_as_before():
         (items({"hour": {}}), "items.features.hour: the rows have a feature 'hour' too: give one of them another"),
         (
             items(on="asin"),
-            "items.on: 'asin' is not the column of 'item', 'product': name a column that both files have",
+            "items.on: 'asin' is not the column of 'item', 'product': name a column that both",
         ),
         (items(uri="ftp://host/items.parquet"), "items.uri: ftp:// is not available yet"),
         (
