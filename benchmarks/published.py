@@ -105,6 +105,14 @@ ROWS = {
     "amazon_beauty_sasrec": Row(
         "amazon_beauty", {"kind": "sasrec"}, "SASRec, full softmax .0533/.0327", trained(0.002, 256, 26, 0.4)
     ),
+    "amazon_beauty_sasrec_adam_ar": Row(
+        "amazon_beauty", {"kind": "sasrec"}, "Adam: amazon_beauty_sasrec",
+        trained(0.002, 256, 26, 0.4) | {"optimizer": {"kind": "adam_ar", "learning_rate": 0.002}},
+    ),
+    "amazon_beauty_sasrec_sse": Row(
+        "amazon_beauty", {"kind": "sasrec"}, "without SSE: amazon_beauty_sasrec",
+        trained(0.002, 256, 26, 0.4) | {"sse": {"item": {"probability": 0.05}}},
+    ),
     "gowalla_bpr": Row("gowalla", {"kind": "bpr"}, "MF-BPR .1627/.1378; SimpleX .1872/.1557"),
     "gowalla_two_tower": Row("gowalla", {"kind": "two_tower"}, "YoutubeDNN .1754/.1473"),
     "gowalla_lightgcn": Row("gowalla", {"kind": "lightgcn"}, "LightGCN .1820/.1547"),
