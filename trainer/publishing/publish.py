@@ -90,10 +90,10 @@ def publish_checkpoint(run: Run, checkpoint: Checkpoint, store: Store | None = N
     num_evident, needed = int(vectors.evidence.sum()), min_shared(run.job.model.embedding_dim)
     few: dict[str, str] = {}
     if spec.align and num_evident < needed:
-        columns = run.job.model.embedding_dim
+        fitting = max(1, num_evident // min_shared(1))
         few["shared"] = (
-            f"{num_evident} items are fewer than the {needed} that an alignment of {columns} columns needs: set "
-            f"publish.align: false, or begin anew with model.embedding_dim at most {num_evident // min_shared(1)}"
+            f"{num_evident} items are fewer than the {needed} that alignment needs with model.embedding_dim: "
+            f"{run.job.model.embedding_dim}: set publish.align: false, or begin anew with at most {fitting}"
         )
         print(
             f"{num_evident} ids have evidence, and {needed} are needed to align a version onto another one: the next "

@@ -92,6 +92,23 @@ def test_a_refresh_whose_optimizer_moves_vectors_is_told_of_one_that_does_not(tm
     trained(tmp_path / "third", dataset, parse_job(document), first)
 
 
+@pytest.mark.slow
+def test_a_refresh_of_too_few_items_to_align_is_told_what_helps(tmp_path: Path) -> None:
+    rows, items = Shop(8_000, 400, 100, 6, 3, 1.0).write(tmp_path)
+    proposal = propose(rows, items=items)
+    dataset, document = parse_dataset(proposal.document), job_of(proposal) | {"epochs": 3}
+    document["model"]["embedding_dim"] = 16
+    first = trained(tmp_path / "first", dataset, parse_job(document))
+    document["init_from"] = {"collection": "rows-items"}
+    told = published(started(tmp_path / "second", dataset, parse_job(document), first))
+    assert told["diagnosis"]["advice"].startswith(
+        "100 items are fewer than the 192 that alignment needs with model.embedding_dim: 16: set publish.align: false, "
+        "or begin anew with at most 8. If the change is meant,"
+    )
+    document["publish"]["align"] = False
+    trained(tmp_path / "third", dataset, parse_job(document), first)
+
+
 def trained(folder: Path, dataset: DatasetSpec, job: JobSpec, parent: Run | None = None) -> Run:
     """Return the run of a job whose version was published."""
     run = started(folder, dataset, job, parent)

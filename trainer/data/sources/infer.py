@@ -168,9 +168,8 @@ def _propose(uri: str | Path, name: str | None, items: str | Path | None) -> Pro
     label, label_column = _label(columns)
     others = [c.name for c in _named_labels(columns) if c.name != label_column] if label_column is not None else []
     if others and label is not None and label_column is not None:
-        by_column = {_ITEM_NAMES.match(c.plain_name) is not None: c.distinct for c in columns.values()}
-        dim = _dim_of(by_column.get(True, 0))
-        notes.append(_several_labels(label, label_column, others, dim, with_items=items is not None))
+        num_items = next((c.distinct for c in columns.values() if _ITEM_NAMES.match(c.plain_name)), 0)
+        notes.append(_several_labels(label, label_column, others, _dim_of(num_items), with_items=items is not None))
     ordering = _ordering(columns, label_column)
     if "timestamp" not in ordering:
         timed = [c for c in columns.values() if _TIME_NAMES.match(c.plain_name) and not _unreadable(c)]
@@ -258,7 +257,7 @@ def job_of(proposal: Proposal) -> dict[str, Any]:
     # Rows of rare ids, which adam_ar learns anew in each epoch, are all that an item has without features.
     job["optimizer"] = ({} if has_items else {"kind": "adam"}) | {"learning_rate": 0.003}
     job |= {"epochs": 10, "batch_size": 256}
-    publish = {"collection": f"{document['name'][:57]}-items", "feature": "item"}
+    publish: dict[str, Any] = {"collection": f"{document['name'][:57]}-items", "feature": "item"}
     if has_items and len(features) == 2:
         publish["users"] = {"feature": "user"}
     return job | {"publish": publish}
@@ -272,7 +271,7 @@ def job_as_yaml(job: dict[str, Any], dataset: dict[str, Any]) -> str:
     lines += [] if inputs is None else [f"# {inputs[:1].upper()}{inputs[1:]}."]
     if "publish" not in job:
         lines.append(
-            "# It publishes nothing: no features user and item. Name them, such as item: {type: id, column: X}."
+            "# It publishes nothing without features user and item: name them, such as item: {type: id, column: X}."
         )
     return "\n".join([*lines, *(f"{key}: {_flow(value)}" for key, value in job.items())]) + "\n"
 
