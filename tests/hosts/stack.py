@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from service import DEFAULT_PORT
 from tests.contracts.store_servers import CREDENTIALS
 from tests.hosts.net import ROOT, Host, Net, network, until
 from tests.support.ray_cluster import PATIENCE
@@ -24,7 +25,7 @@ from tests.support.ray_cluster import PATIENCE
 PYTHON = sys.executable
 EVENKEEL = str(Path(sys.executable).with_name("evenkeel"))
 NODES = HEAD, *_ = ("node1", "node2", "node3")
-S3, POSTGRES, REDIS, RAY, DASHBOARD, SERVICE = 9000, 5432, 6379, 6380, 8265, 8080
+S3, POSTGRES, REDIS, RAY, DASHBOARD, SERVICE = 9000, 5432, 6379, 6380, 8265, DEFAULT_PORT
 ONLY_ASKED = pytest.mark.skipif(
     "EVENKEEL_TEST_HOSTS" not in os.environ, reason="no hosts here that train: make test-hosts, minutes"
 )
