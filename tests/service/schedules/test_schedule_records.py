@@ -420,9 +420,10 @@ async def test_a_schedule_keeps_the_defaults_that_its_dataset_decides(
     made = await client.post("/v1/schedules", json={"name": "daily", "cron": "0 3 * * *", "job": job})
     assert made.status_code == 201, made.text
     for answer in (made, await client.patch("/v1/schedules/daily", json={"job": job})):
-        assert answer.json()["job"]["model"]["loss"] == "sampled_softmax"
+        model = answer.json()["job"]["model"]
+        assert (model["loss"], model["normalize"], model["temperature"]) == ("bce", True, 0.2)
     plain = await client.patch("/v1/schedules/daily", json={"job": job | {"model": job["model"] | {"loss": "bce"}}})
-    assert plain.json()["job"]["model"]["loss"] == "bce"
+    assert "normalize" not in plain.json()["job"]["model"]
 
 
 async def test_a_running_service_fires_and_runs(
