@@ -421,7 +421,7 @@ async def test_a_schedule_keeps_the_defaults_that_its_dataset_decides(
     assert made.status_code == 201, made.text
     for answer in (made, await client.patch("/v1/schedules/daily", json={"job": job})):
         model = answer.json()["job"]["model"]
-        assert (model["loss"], model["normalize"], model["temperature"]) == ("bce", True, 0.2)
+        assert (model["loss"], model["normalize"], model["temperature"]) == ("sampled_softmax", True, 0.2)
     plain = await client.patch("/v1/schedules/daily", json={"job": job | {"model": job["model"] | {"loss": "bce"}}})
     assert "normalize" not in plain.json()["job"]["model"]
 

@@ -24,7 +24,7 @@ class TwoTowerSpec(TowerSpec):
     """Two towers. ``loss``: bce or mse of a label, or sampled_softmax over the items of the batch.
 
     With an item table, a job that names no loss has ``normalize``, ``temperature: 0.2``, no hidden layers and ``init:
-    {kind: hash, std: 0.5}``; its loss is ``bce`` for a label of 0 and 1, and otherwise ``sampled_softmax``.
+    {kind: hash, std: 0.5}``; its loss is ``bce`` for ``label.column``, and otherwise ``sampled_softmax``.
 
     ``normalize``: outputs of both towers are scaled to length 1, and scores have a bias of the item. ``temperature``:
     number that scores are divided by. ``item_id_dropout``: the share of training examples whose item is looked up as
@@ -73,8 +73,8 @@ class TwoTowerSpec(TowerSpec):
     def defaults_with(self, job: JobSpec, dataset: DatasetSpec) -> Mapping[str, Any]:
         if dataset.items is None or "loss" in self.model_fields_set:
             return super().defaults_with(job, dataset)
-        # Shown items without a click are better negatives than items of the batch, if the rows have them.
-        has_shown = dataset.label is not None and (dataset.label.column or dataset.label.rule) is not None
+        # A column of 0 and 1 has the items that were shown in vain. Rows of ratings have items that users chose.
+        has_shown = dataset.label is not None and dataset.label.column is not None
         return {"model": {"loss": "bce" if has_shown else "sampled_softmax", **self.defaults_with_items}}
 
     @model_serializer(mode="wrap")
