@@ -1,6 +1,6 @@
 # The commands of Evenkeel. `make demo` and `make test` need Python, pip and make, nothing else.
 PYTHON ?=
-EXTRA ?= cpu
+EXTRA ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 DATA ?=
@@ -25,7 +25,7 @@ BENCHMARKS = ctr_peers $(filter-out __init__ hosts two_trees,$(basename $(notdir
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu, cuda or cpu-torch-SERIES; PYTHON=, VENV=: another Python's); does nothing when it is up to date
+setup:  ## make .venv from the hash-pinned lock (EXTRA=cpu, cuda or cpu-torch-SERIES, else that of .venv; PYTHON=, VENV=: another Python's); does nothing when it is up to date
 	@VENV=$(VENV) EXTRA=$(EXTRA) PYTHON=$(PYTHON) deploy/setup.sh
 
 demo: setup  ## train, publish, refresh, hold a broken refresh, fetch vectors; DATA=dataset.yaml for your own rows

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Makes .venv and installs Evenkeel into it. Idempotent: does nothing when the lock, pyproject.toml
 # and the CPU kernel's sources are unchanged.
-# EXTRA=cpu (default), cuda or cpu-torch-SERIES (a later torch, of deploy/torch-SERIES.txt) picks the lock; PYTHON picks the interpreter (of a version that
-# pyproject.toml admits); TORCH_INDEX an index of CPU builds of torch, where the configured package index has none.
+# EXTRA=cpu, cuda or cpu-torch-SERIES (a later torch, of deploy/torch-SERIES.txt) picks the lock; without it the lock of .venv is kept, and a
+# new .venv has cpu. PYTHON picks the interpreter (of a version that pyproject.toml admits); TORCH_INDEX an index of CPU builds of torch, where
+# the configured package index has none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-EXTRA="${EXTRA:-cpu}"
 VENV="${VENV:-.venv}"
+# `make demo` after `make setup EXTRA=cuda` keeps the packages for CUDA.
+EXTRA="${EXTRA:-$(cat "$VENV/.evenkeel-extra" 2>/dev/null || echo cpu)}"
 LOCK="deploy/requirements-${EXTRA}.lock"
 NEEDED_DISK_MB=4000
 NEEDED_MEMORY_MB=4000
@@ -51,6 +53,7 @@ echo "setup: making $VENV from $LOCK (a few minutes the first time)"
 rm -f "$VENV/.evenkeel-stamp"
 "$PYTHON" -m venv "$VENV"
 touch "$VENV/.evenkeel-unfinished"
+echo "$EXTRA" > "$VENV/.evenkeel-extra"
 # Most of what pip would compile, for more than a processor's minute, is never imported; Python compiles what it imports.
 install=("$VENV/bin/python" -m pip --disable-pip-version-check -qq install --no-compile)
 

@@ -99,9 +99,11 @@ def validate(
     elif job is None:
         assert dataset is not None
         _check_files(dataset)
+        _check_labels(dataset)
         answer = {"valid": True, "dataset": dataset.name, "job": None}
     elif dataset is not None:
         job = job.against(dataset)
+        _check_labels(dataset)
         _check_parent(job, dataset)
         from service.cli.serve import placement as placement_of_runs
         from trainer.sizing.estimate import estimate, too_large
@@ -145,6 +147,20 @@ def _estimate_of_numbers(
     except ValueError as error:
         raise CommandError(str(error), code=USAGE) from None
     return {"valid": True, "dataset": dataset.name, "job": job.name, "estimate": prediction}
+
+
+def _check_labels(dataset: DatasetSpec) -> None:
+    """Check that the labels of the first rows are numbers."""
+    from trainer.data.columns.labels import check_first_labels
+    from trainer.data.errors import DataError
+    from trainer.data.sources.source import Source
+
+    if dataset.messages is not None:
+        return
+    try:
+        check_first_labels(Source(dataset.uri, None, dataset.filter, ids=dataset.id_columns), dataset)
+    except DataError as error:
+        raise CommandError(f"{error.where}: {error.what}", error.remedy, USAGE) from None
 
 
 def _check_parent(job: JobSpec, dataset: DatasetSpec) -> None:

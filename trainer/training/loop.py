@@ -26,6 +26,7 @@ from trainer.data.prefetch import Prefetched
 from trainer.distributed.dynamic_tables import DynamicRows
 from trainer.evaluation.evaluator import Evaluator
 from trainer.evaluation.progressive import Progressive, forget_windows
+from trainer.metrics.classification import entropy
 from trainer.models.sse_labels import with_swapped_classes
 from trainer.runs.events import phase
 from trainer.runs.failures import Cancelled, NonFiniteError
@@ -360,11 +361,25 @@ class Trainer:
         if self.rank == 0 and (rows := self.dynamic_rows.in_words()):
             self.hooks.emit("info", message=f"after epoch {epoch}: {rows}")
         self.stop_early_if_due(epoch)
-        if sample_users is not None and (self.position.stopped or epoch == self.job.epochs):
+        if self.position.stopped or epoch == self.job.epochs:
             of_epoch = self.position.step // self.steps_per_epoch
-            for split in self.splits:
+            for split in self.splits if sample_users is not None else ():
                 self._metric({"epoch": of_epoch, "split": split, **self.evaluate(split)})
+            self._tell_poor_probabilities(of_epoch)
         self.sharded.train()
+
+    def _tell_poor_probabilities(self, epoch: int) -> None:
+        """Emit a note if a constant has a lower log loss on validation rows than the model after ``epoch``."""
+        share = self.data.num_positives["validation"] / max(self.data.num_examples["validation"], 1)
+        values = [row.get("logloss") for row in self.history if row["epoch"] == epoch and row["split"] == "validation"]
+        if self.job.output_calibration == "none" and values and (values[-1] or 0.0) > entropy(share):
+            self._tell(
+                "info",
+                message=f"the probabilities are poor: validation log loss is {values[-1]:.4f} after epoch {epoch}, and "
+                f"{entropy(share):.4f} if every row gets the share of positives, {share:.3f}. The order of the scores "
+                "may be good all the same. If you use probabilities, set output_calibration: isotonic, train fewer "
+                "epochs, or set l2",
+            )
 
     def stop_early_if_due(self, epoch: int) -> None:
         """Apply the job's early stopping after the evaluation of ``epoch``.

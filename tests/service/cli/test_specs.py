@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from pyarrow import csv
 
 from tests.service import serving
 from tests.service.serving import Run, Served
@@ -206,6 +209,20 @@ def test_validate_opens_the_files_of_a_dataset_alone(run: Run, served: Served, t
     assert done.code == 1
     assert "label.column: no column 'clik'" in done.err
     assert "remedy: name a column of the file" in done.err
+
+
+@pytest.mark.parametrize(("ending", "write"), [("parquet", pq.write_table), ("csv", csv.write_csv)])
+def test_validate_refuses_labels_of_text(run: Run, tmp_path: Path, ending: str, write: Any):
+    """Labels that are no numbers are named with the remedy; numbers as text, and one bad row of several, are not."""
+    rows, job = tmp_path / f"rows.{ending}", serving.job() | {"dataset": {"name": "shop"}}
+    dataset = serving.dataset(tmp_path, "shop") | {"uri": str(rows), "label": {"column": "label"}}
+    for labels, code in ((["yes", "no"], 2), (["1", "0"], 0), (["1", "no"], 0)):
+        write(pa.table({"user": ["a", "b"], "item": ["x", "y"], "label": labels}), rows)
+        for documents in ((dataset,), (dataset, job)):
+            done = run("validate", str(serving.write_spec(tmp_path / "spec.yaml", *documents)))
+            assert done.code == code, done.err
+            assert ("column 'label', row 0: the label is 'yes', and labels are numbers" in done.err) == (code == 2)
+            assert ("== 'yes').astype(int)" in done.err) == (code == 2)
 
 
 def test_validate_asks_no_broker_of_a_topic(run: Run, served: Served, tmp_path: Path):

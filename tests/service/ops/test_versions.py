@@ -199,9 +199,14 @@ def test_set_up_takes_the_torch_of_the_lock_that_is_chosen(tmp_path: Path) -> No
     (tmp_path / "deploy" / "torch-9.9.txt").write_text("torch==9.9.1\ntorchrec==4.4\n")
     (tmp_path / "python").write_text(TORCH)
     (tmp_path / "python").chmod(0o755)
-    for extra, torch in (("cpu-torch-9.9", "9.9.1"), ("cpu", pinned("cpu")["torch"])):
+    later, usual = ("cpu-torch-9.9", "9.9.1"), ("cpu", pinned("cpu")["torch"])
+    # Without EXTRA the choice before stands, also where the last set-up was cut off.
+    for chosen, (extra, torch) in (("", usual), (later[0], later), ("", later), ("cpu", usual), ("", usual)):
         (tmp_path / "asked").unlink(missing_ok=True)
-        done = run(tmp_path, "setup.sh", PYTHON=str(tmp_path / "python"), VENV=".venv", EXTRA=extra)
+        (tmp_path / ".venv" / ".evenkeel-stamp").unlink(missing_ok=True)
+        if chosen == "" and extra == later[0]:
+            (tmp_path / ".venv" / ".evenkeel-unfinished").touch()
+        done = run(tmp_path, "setup.sh", PYTHON=str(tmp_path / "python"), VENV=".venv", EXTRA=chosen)
         assert done.returncode == 0, done.stderr
         asked = (tmp_path / "asked").read_text()
         assert re.findall(r"torch==(\S+)", asked) == [f"{torch}+cpu"]

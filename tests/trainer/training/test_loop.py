@@ -83,6 +83,33 @@ def test_train_loss_is_the_mean_over_each_epoch(data, small):
         assert told[epoch] == pytest.approx(float(losses.mean()), rel=1e-6)
 
 
+# Logits that are large, and random still.
+WILD = {
+    "optimizer": {"kind": "adam", "learning_rate": 1e-6},
+    "model": {"kind": "dnn", "hidden": [8], "embedding_dim": 4, "init": {"kind": "normal", "std": 2.0}},
+    "sse": {},
+    "epochs": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_told"), [(WILD, True), (WILD | {"output_calibration": "isotonic"}, False), ({}, False)],
+    ids=["worse than a constant", "calibrated", "better than a constant"],
+)  # fmt: skip
+def test_probabilities_worse_than_a_constant_are_told_once(data, small, settings, is_told):
+    told = []
+    trainer = trainer_of(small.job(**settings), data, hooks=Hooks(lambda kind, **fields: told.append((kind, fields))))
+    trainer.train()
+    labels = np.concatenate([batch.labels.numpy() for batch in data.eval_batches("validation", 4096)])
+    of_constant = logloss(np.full(len(labels), np.log(labels.mean() / (1 - labels.mean()))), labels)
+    last = [row for row in trainer.history if row["split"] == "validation"][-1]
+    assert (last["logloss"] > of_constant) == ("model" in settings)
+    notes = [fields["message"] for kind, fields in told if kind == "info" and "probabilities" in fields["message"]]
+    assert len(notes) == is_told
+    for note in notes:
+        assert f"{last['logloss']:.4f} after epoch 2, and {of_constant:.4f} if" in note
+
+
 def test_evaluation_changes_nothing(data, small):
     trainer = trainer_of(small.job(), data)
     trainer.sharded.train()

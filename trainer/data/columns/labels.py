@@ -17,7 +17,7 @@ from trainer.data.columns.numeric import COMMA_REMEDY, as_floats, has_comma
 from trainer.data.columns.values import is_text, is_there
 from trainer.data.errors import DataError
 from trainer.data.prepare.arrays import LABEL, ROW_WEIGHTS, VALUE
-from trainer.data.sources.source import Chunk
+from trainer.data.sources.source import Chunk, Source
 from trainer.spec import DatasetSpec, Label, OneOfSeveral, parse_rule
 
 _COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
@@ -29,6 +29,9 @@ _COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
     "<": operator.lt,
 }
 
+
+FIRST_ROWS = 1000
+"""Most rows that :func:`check_first_labels` reads."""
 
 _YES = frozenset(
     ("yes", "y", "true", "t", "on", "ok", "pos", "positive", "click", "clicked", "like", "liked", "buy", "bought")
@@ -129,6 +132,22 @@ class RowWeights(Column):
 def label_dtype(dataset: DatasetSpec) -> np.dtype[Any]:
     """Return the type of stored labels: uint8 for 0 and 1, float32 for values, or for several labels."""
     return LABEL if dataset.label is not None and dataset.label.value is None else VALUE
+
+
+def check_first_labels(source: Source, dataset: DatasetSpec) -> None:
+    """Check that some of the first rows have a number as each label, as far as labels come from columns.
+
+    Raises:
+        DataError: no label of the first rows is a number; the error names the first one.
+    """
+    labels: list[Label] = [label for label in (dataset.label, *dataset.labels.values()) if label is not None]
+    columns = [column for label in labels if (column := label.source_column) is not None]
+    for chunk in source.stream(columns, FIRST_ROWS) if columns else ():
+        for column in columns:
+            array = chunk.column(column)
+            if not pa.types.is_temporal(array.type) and as_floats(array)[1].all():
+                _require_numbers(chunk, column)
+        return
 
 
 def labels_of(
