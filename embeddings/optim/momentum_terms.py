@@ -105,12 +105,12 @@ class _Count(NamedTuple):
 def _basis_and_counts(
     beta1: float, beta2: float, inside: bool, ahead: bool, alpha: float, horizon: int
 ) -> tuple[quadrature.Basis, tuple[_Count, ...]]:
-    """Return polynomials for all sums, and the fewest of NUM_NODES with an error below MAX_ERROR.
+    """Return the quadrature's polynomials, and for each range of steps the number of nodes that it takes.
 
-    The counts are in order from the last steps to the first. The learning rate is assumed constant, and m at most
-    ``bound`` sqrt(v), by Cauchy and Schwarz. If rows are stored ahead, a sum has all terms or only the last terms, and
-    the polynomials are orthogonal for all terms. Else sums start with one term, for which plain powers are more
-    accurate.
+    That number is the smallest of NUM_NODES with an error below MAX_ERROR; the ranges are in order from the last steps
+    to the first. The learning rate is assumed constant, and m at most ``bound`` sqrt(v), by Cauchy and Schwarz. If rows
+    are stored ahead, a sum has all terms or only the last terms, and the polynomials are orthogonal for all terms. Else
+    sums start with one term, for which plain powers are more accurate.
     """
     bound = (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2))
     ages = np.arange(1, horizon + 1, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""A view as the first layer of a consumer's model, in two formats: safetensors and ONNX.
+"""A view, which is a fixed map of item vectors, as the first layer of a consumer's model: safetensors and ONNX.
 
 The safetensors file has U and its description, the ONNX file the whole map. Either gives the served features, to 1e-6,
 for item vectors of any norm. For torch, see :mod:`embeddings.rff.torch_module`.

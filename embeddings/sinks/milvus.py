@@ -203,7 +203,7 @@ def _names(table: str) -> tuple[str, str, str]:
 
 
 def _identity(table: str, name: str | None) -> str | None:
-    """Return the identity in the name of a collection; None if it is not one of the table's."""
+    """Return the ``Content.identity`` in the name of a collection; None if the collection is not one of the table's."""
     found = re.fullmatch(rf"{_names(table)[2]}([0-9a-f]+)_[0-9a-f]{{8}}", name or "")
     return found[1] if found else None
 

@@ -282,7 +282,7 @@ def _walk(
     words: Callable[[np.ndarray, int], np.ndarray],
     below: Callable[[np.ndarray, np.ndarray, int], np.ndarray],
 ) -> np.ndarray:
-    """Replace, in place, each hit that has neighbours by the end of a walk from it; return the other hits."""
+    """Replace each hit that has neighbours, in place, with the row where a walk from it ends; return the other hits."""
     degrees = graph.degrees
     alone: np.ndarray = hits[degrees[ids[hits]] == 0]
     walking = hits[degrees[ids[hits]] > 0]

@@ -6,7 +6,8 @@ and act on one kind of object are found by their paths: ``POST /v1/jobs`` return
 
 Examples are requests and responses recorded from the service. ``examples.json`` is written by
 ``EVENKEEL_WRITE_EXAMPLES=1 pytest tests/service/api/test_api_walkthrough.py``. Without the variable, that test checks
-that the file and the real responses have the same shape: ``{"POST /v1/jobs": {"body": ..., "answers": {"202": ...}}}``.
+that real responses have the same shape as those in the file, ``{"POST /v1/jobs": {"body": ..., "answers": {"202":
+...}}}``.
 """
 
 from __future__ import annotations

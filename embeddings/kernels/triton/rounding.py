@@ -40,7 +40,8 @@ def store(
 def draws(row, column_start, step, key0, key1, TILE: tl.constexpr, BLOCK: tl.constexpr, QUADS: tl.constexpr):
     """Return a uint32 word for each element, [TILE, BLOCK].
 
-    Counter (step, row, row >> 32 << 16 | column >> 2, stream), lane column & 3, of rows and columns of the whole table.
+    The word is lane ``column & 3`` of Philox at counter (step, row, row >> 32 << 16 | column >> 2, stream). Row and
+    column count in the whole table, not in the shard.
     QUADS: every column_start is a multiple of 4, so that one draw serves four elements of one thread.
     """
     low, high = row.to(tl.uint32)[:, None], ((row >> 32) << 16).to(tl.uint32)[:, None]

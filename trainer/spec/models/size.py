@@ -37,7 +37,7 @@ class ModelSize:
 
 
 def linear_layers(sizes: Sequence[int]) -> tuple[int, int]:
-    """Return (parameters, multiply-adds) of linear layers with biases: sums of (a + 1) b and of a b over neighbours."""
+    """Return (parameters, multiply-adds) of linear layers: sums of (a + 1) b and of a b over consecutive sizes a, b."""
     pairs = list(itertools.pairwise(sizes))
     return sum((a + 1) * b for a, b in pairs), sum(a * b for a, b in pairs)
 
