@@ -1,7 +1,7 @@
 """Check that database, feature store and runs of a service are from the same moment; after a restore they may not be.
 
-The check looks for objects that one of the three has and the others lack (docs/guides/reliability.md, "Database"). The
-check queries the service, so it sees only the jobs and versions of the key's tenant.
+The check looks for objects that one of the three has and the others lack (docs/guides/reliability.md, "Backup and
+restore"). The check queries the service, so it sees only the jobs and versions of the key's tenant.
 """
 
 from __future__ import annotations
