@@ -438,7 +438,7 @@ def _print_job(job: Mapping[str, Any], as_json: bool) -> None:
         {field.removesuffix("_at"): job.get(field) for field in fields}
         | {"workers": _workers(job), "reason": job.get("reason"), "progress": job_status.progress(job)}
         | {"processors": job_status.starved(job), "publication": job_status.status(publication)}
-        | {"error": error.get("message"), "remedy": error.get("remedy")}
+        | {"error": error.get("message"), "code": error.get("code"), "remedy": error.get("remedy")}
         | {"warnings": "; ".join((job.get("lineage") or {}).get("warnings") or ())}
     )
     job_status.explain(publication)

@@ -166,6 +166,10 @@ def test_jobs_for_pipes_and_programs(run: Run, served: Served, spec: Path):
     assert run("logs", job_id).out == "first line\n"
     served.set_job(job_id, state="failed", released=True, error={"code": "x", "message": "broke", "remedy": "mend"})
     assert run("logs", job_id, "-f").out == "first line\n"
+    shown = [line.split() for line in run("job", job_id).out.splitlines()]
+    assert [line for line in shown if line and line[0] in ("error", "code", "remedy")] == [
+        ["error", "broke"], ["code", "x"], ["remedy", "mend"],
+    ]  # fmt: skip
     assert run("retry", job_id).out == f"{job_id}  queued\n"
     assert run("cancel", job_id, "--json").json["state"] == "cancelled"
     assert run("delete", job_id).out == f"job {job_id} deleted\n"
