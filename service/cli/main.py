@@ -92,6 +92,7 @@ def validate(
     from trainer.spec import load_documents
 
     dataset, job = load_documents(spec)
+    unchecked = ""
     if job is not None:
         job = job.fired_on(datetime.now(UTC).date().isoformat())
     if rows is not None or ids:
@@ -104,7 +105,7 @@ def validate(
     elif dataset is not None:
         job = job.against(dataset)
         _check_labels(dataset)
-        _check_parent(job, dataset)
+        unchecked = _check_parent(job, dataset)
         from service.cli.serve import placement as placement_of_runs
         from trainer.sizing.estimate import estimate, too_large
 
@@ -126,7 +127,7 @@ def validate(
     output.print_fields({"dataset": answer["dataset"], "job": answer["job"]})
     if answer.get("estimate"):
         _print_estimate(answer["estimate"])
-    typer.echo("valid")
+    typer.echo(f"valid, but {unchecked}" if unchecked else "valid")
 
 
 def _estimate_of_numbers(
@@ -163,10 +164,14 @@ def _check_labels(dataset: DatasetSpec) -> None:
         raise CommandError(f"{error.where}: {error.what}", error.remedy, USAGE) from None
 
 
-def _check_parent(job: JobSpec, dataset: DatasetSpec) -> None:
-    """Check that the job can start from the checkpoint of ``init_from`` on this host, and print the differences."""
+def _check_parent(job: JobSpec, dataset: DatasetSpec) -> str:
+    """Check that the job can start from the checkpoint of ``init_from`` on this host, and print the differences.
+
+    Returns:
+        The reason why it was not checked; "" if it was.
+    """
     if job.init_from is None:
-        return
+        return ""
     from embeddings.store import StoreError
     from trainer.runs.parents import check_parent, start_of
 
@@ -176,10 +181,10 @@ def _check_parent(job: JobSpec, dataset: DatasetSpec) -> None:
         published = None if job.publish is None else job.publish.collection
         start = start_of(job.init_from, published, store_url, home / "runs")
     except (ValueError, StoreError) as error:
-        output.note(f"the parent in init_from was not checked: {error}")
-        return
+        return f"the parent in init_from was not checked: {error}"
     for note in check_parent(job, dataset, start.checkpoints.parent):
         output.note(note)
+    return ""
 
 
 @app.command()

@@ -33,7 +33,7 @@ from service.jobs.resource_prediction import at_once, files_of
 from service.jobs.stored_runs import storage_of
 from trainer.data.errors import DataError
 from trainer.runs import directory as rundir
-from trainer.runs.parents import check_parent
+from trainer.runs.parents import check_parent, named_checkpoints
 from trainer.sizing.estimate import estimate as predict
 from trainer.sizing.estimate import ids_per_example, too_large
 from trainer.sizing.memory import rank_memory
@@ -284,7 +284,7 @@ def _checkpoints(settings: Settings, job_id: str | None) -> Path | str | None:
     if settings.shared_runs is not None:
         return settings.shared_runs / job_id / rundir.CHECKPOINTS
     directory = settings.run_dir(job_id) / rundir.CHECKPOINTS
-    return directory if directory.is_dir() else None
+    return directory if directory.is_dir() else named_checkpoints(job_id, settings.runs)
 
 
 def _origin(settings: Settings, directory: Path, store: Store, spec: JobSpec) -> Lineage:

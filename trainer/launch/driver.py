@@ -14,7 +14,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,14 @@ def check_free(directory: Path) -> None:
     """
     with _lock(directory):
         pass
+
+
+def _in_words(publication: Mapping[str, Any]) -> str:
+    """Return text such as "published: v000003 of 'items' is served now"."""
+    version = f"{publication['version']} of '{publication['collection']}'"
+    if publication["status"] == "published":
+        return f"published: {version} is served now"
+    return f"held: {version} is not served: {'; '.join(publication['reasons'])}"
 
 
 def fewer_workers(run: Run) -> str:
@@ -206,6 +214,7 @@ class _Attempt:
         self.events.write("state", state="publishing")
         self.publication = publish(self.run)
         self.events.write("publication", **self.publication)
+        print(_in_words(self.publication), flush=True)
         if self.publication["status"] == "published":
             wait_for_sinks(self.run, self._pause)
 

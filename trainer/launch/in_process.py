@@ -23,9 +23,13 @@ from embeddings.sinks.configured import SINKS_VARIABLE, ConfiguredSink, read_sin
 from embeddings.sinks.follow import SinkFollower, sinks_of, sync_when_free
 from trainer.launch.driver import RunBusyError
 from trainer.runs.directory import RUN_FILE, read_run, write_run
+from trainer.runs.events import read_events
 from trainer.runs.protocol import leave
 from trainer.spec import DatasetSpec, JobSpec, SpecError, load_documents, parse_job
 from trainer.spec.problems import FieldProblem
+
+HELD = 3
+"""Exit code of the command if the gate held the version, as of ``evenkeel submit --wait``."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,10 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         dataset, job = read_spec(options.spec, options.changes)
-        return train(dataset, job, run_dir=options.run_dir, store=options.store, init=options.init)
+        return _train(dataset, job, options)
     except (ValueError, OSError, RunBusyError) as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def _train(dataset: DatasetSpec, job: JobSpec, options: argparse.Namespace) -> int:
+    """Run the job, and return the exit code: HELD if the gate held its version."""
+    from trainer.launch.on_host import default_directory
+
+    directory = options.run_dir or default_directory(job.name)
+    code = train(dataset, job, run_dir=directory, store=options.store, init=options.init)
+    told = [event.fields for event in read_events(directory) if event.fields["type"] == "publication"]
+    return HELD if code == 0 and told and told[-1]["status"] == "held" else code
 
 
 def train(

@@ -7,6 +7,7 @@ module does not import torch.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,14 +94,28 @@ def check_parent(job: JobSpec, dataset: DatasetSpec, parent: Path) -> list[str]:
     return [*found.notes, *check_columns(job, dataset, parent_dataset, found)]
 
 
+def named_checkpoints(run_id: str, runs: Path) -> Path | None:
+    """Return the checkpoints of a run in the folder of its name below ``runs``; None if there are none.
+
+    A run of the service has a folder of its id, one of ``evenkeel train`` a folder of its id without the random end.
+    """
+    return _of_run(run_id, [runs / run_id, runs / run_id.rpartition("-")[0]])
+
+
 def _checkpoints(run_id: str, runs: Path, named: str) -> Path:
     """Return the folder of checkpoints of the run with this id, below ``runs``; ValueError if there is none."""
-    # Most are in a folder named like the run, perhaps without the random end (trainer.launch.in_process).
-    likely = [runs / run_id, runs / run_id.rpartition("-")[0]]
-    for directory in [*likely, *(file.parent for file in sorted(runs.glob(f"*/{RUN_FILE}")))]:
-        if _run_id(directory) == run_id and (directory / CHECKPOINTS).is_dir():
-            return (directory / CHECKPOINTS).resolve()
-    raise ValueError(f"init_from: {named} needs run {run_id}, which is not below {runs}: give --init RUN_DIR")
+    everywhere = (file.parent for file in sorted(runs.glob(f"*/{RUN_FILE}")))
+    found = named_checkpoints(run_id, runs) or _of_run(run_id, everywhere)
+    if found is None:
+        raise ValueError(f"init_from: {named} needs run {run_id}, which is not below {runs}: give --init RUN_DIR")
+    return found
+
+
+def _of_run(run_id: str, folders: Iterable[Path]) -> Path | None:
+    for folder in folders:
+        if _run_id(folder) == run_id and (folder / CHECKPOINTS).is_dir():
+            return (folder / CHECKPOINTS).resolve()
+    return None
 
 
 def _run_id(directory: Path) -> str | None:

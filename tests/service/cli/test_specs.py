@@ -129,7 +129,7 @@ def test_validate_compares_a_job_with_its_parent(run: Run, served: Served, tmp_p
     job["init_from"] = {"job": "elsewhere"}
     done = run("validate", str(serving.write_spec(tmp_path / "elsewhere.yaml", dataset, job)))
     assert done.code == 0
-    assert "the parent in init_from was not checked: init_from: init_from.job 'elsewhere'" in done.err
+    assert "valid, but the parent in init_from was not checked: init_from: init_from.job 'elsewhere'" in done.out
 
 
 def test_validate_refuses_what_does_not_fit_with_the_arithmetic(run: Run, served: Served, spec: Path, tmp_path: Path):

@@ -78,6 +78,18 @@ def test_only_sound_rows_are_gone_on_from_unless_a_job_skips_them(settings: Sett
     assert start(settings, refresh()) == Lineage(newest, last, None, last)
 
 
+def test_a_version_that_evenkeel_train_published_is_gone_on_from(settings: Settings, collection: Collection) -> None:
+    """The folder of such a run lacks the random end of its id; a folder of that name of another run is none of it."""
+    served, _ = published.publish(settings, job="daily-1-0a1b2c3d")
+    checkpoints = ran(settings, "daily-1")
+    (checkpoints.parent / "run.json").write_text('{"run_id": "daily-1-ffffffff"}')
+    with pytest.raises(Problem) as refused:
+        start(settings, refresh())
+    assert "the checkpoints of job daily-1-0a1b2c3d no longer exist" in refused.value.errors[0]["message"]
+    (checkpoints.parent / "run.json").write_text('{"run_id": "daily-1-0a1b2c3d"}')
+    assert start(settings, refresh()) == Lineage(served, checkpoints, None, checkpoints)
+
+
 def test_what_rests_on_another_version_or_has_no_checkpoints_is_not_gone_on_from(
     settings: Settings, collection: Collection
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -48,6 +49,7 @@ def test_the_train_command_trains_publishes_and_goes_on_from_a_run(tmp_path, row
     directory = tmp_path / "home" / "runs" / "small-1"
     assert str(directory) in printed
     assert "epoch 1 test" in printed
+    assert "published: v000001 of 'items' is served now" in printed
     assert (
         train_command([str(spec), "--init", str(directory), "--set", "epochs=2", "--set", "optimizer.alpha=default"])
         == 0
@@ -114,7 +116,7 @@ def test_rows_that_are_refused_are_told_in_one_line(tmp_path, monkeypatch, capfd
     assert line.count("write it as 0 and 1") == 1
 
 
-def test_a_run_directory_made_anew_is_another_job_to_the_store(tmp_path, rows, monkeypatch):
+def test_a_run_directory_made_anew_is_another_job_to_the_store(tmp_path, rows, monkeypatch, capsys):
     """Held, looked at, removed, tried again: the store must not take the second run for a retry of the first."""
     monkeypatch.setenv("EVENKEEL_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("EVENKEEL_STORE_URL", raising=False)
@@ -122,7 +124,8 @@ def test_a_run_directory_made_anew_is_another_job_to_the_store(tmp_path, rows, m
     spec.write_text(SPEC.format(uri=rows).replace('gate: {mode: "off"}', "gate: {mode: enforce}"))
     command = [str(spec), "--run-dir", str(tmp_path / "run")]
     collapsed = ["--set", "optimizer.learning_rate=0.0001", "--set", "model.init.kind=zero"]
-    assert train_command([*command, *collapsed]) == 0
+    assert train_command([*command, *collapsed]) == 3
+    assert re.search(r"^held: v000001 of 'items' is not served: .*effective_rank", capsys.readouterr().out, re.M)
     collection = open_store(tmp_path / "home" / "store").collection("items")
     assert [manifest["state"] for manifest in collection.versions()] == ["held"]
     shutil.rmtree(tmp_path / "run")
@@ -182,7 +185,7 @@ def test_the_same_directory_again_goes_on_from_the_parent_it_began_with(tmp_path
     assert train_command([*command, "--init", str(parent), "--set", "resources.timeout_seconds=0.0001"]) == 1
     shutil.rmtree(child / "checkpoints")
     assert train_command([str(spec), "--run-dir", str(tmp_path / "other")]) == 0  # what is served is another's by now
-    assert train_command(command) == 0
+    assert train_command(command) == 3
     opening = [event for event in small.events(child, "info") if "alpha" in event][-1]
     assert f"warm start from {parent}" in opening["message"]
     assert small.events(child, "publication")[-1]["status"] == "held"
