@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 datasets = typer.Typer(
-    help="Datasets: register, propose a manifest, fetch public ones, list, profile, update, delete.",
+    help="Datasets: register, propose, fetch public ones, list, profile, update, delete.",
     no_args_is_help=True,
 )
 
@@ -41,9 +41,7 @@ def _send(file: Path, send: Callable[[Client, DatasetSpec], Mapping[str, Any]], 
 
     dataset, _ = load_documents(file)
     if dataset is None:
-        raise CommandError(
-            f"{file}: holds a job and no dataset", "`evenkeel datasets infer DATA.parquet` proposes a manifest"
-        )
+        raise CommandError(f"{file}: holds a job and no dataset", "`evenkeel datasets infer DATA.parquet` proposes one")
     with Client() as client:
         answer = send(client, located(dataset) if client.is_local else dataset)
     output.print_answer(answer, f"dataset {dataset.name} {done}", as_json)
@@ -83,7 +81,7 @@ def infer_dataset(
     job: Annotated[bool, typer.Option("--job", help="Also propose a job that trains on it and publishes.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Propose a manifest for a file, as YAML to review and save. Contacts no service."""
+    """Propose a dataset for a file, as YAML to review and save. Contacts no service."""
     from trainer.data.sources.infer import as_yaml, job_as_yaml, job_of, propose
 
     proposal = propose(file, name=name, items=items)

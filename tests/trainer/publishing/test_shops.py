@@ -76,6 +76,22 @@ def test_the_proposed_job_and_its_refresh_publish(shop: Shop, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_the_proposed_job_of_clicks_alone_and_its_refresh_publish(tmp_path: Path) -> None:
+    rows, _ = Shop(40_000, 1500, 400, 12, 4, 0.7, with_table=False).write(tmp_path)
+    table = pq.read_table(rows)
+    table = table.filter(table["clicked"].to_numpy() == 1).select(["customer", "sku"]).rename_columns(["user", "track"])
+    pq.write_table(table, rows)
+    proposal = propose(rows)
+    dataset, document = parse_dataset(proposal.document), job_of(proposal)
+    assert document["model"] == {"kind": "bpr", "embedding_dim": 16}
+    assert "optimizer" not in document, "the kind's defaults fill in the rest"
+    pq.write_table(table.slice(0, len(table) * 12 // 13), rows)
+    first = trained(tmp_path / "first", dataset, parse_job(document))
+    pq.write_table(table, rows)
+    trained(tmp_path / "second", dataset, parse_job(document | {"init_from": {"collection": "rows-items"}}), first)
+
+
+@pytest.mark.slow
 def test_a_refresh_whose_optimizer_moves_vectors_is_told_of_one_that_does_not(tmp_path: Path) -> None:
     rows, _ = Shop(12_000, 800, 300, 12, 4, 1.0, with_table=False).write(tmp_path)
     proposal = propose(rows)

@@ -1,4 +1,4 @@
-"""Proposal of a dataset manifest from a file or directory. Torch-free.
+"""Proposal of a dataset from a file or directory. Torch-free.
 
 The proposal is a starting point for its reader to correct.
 """
@@ -32,6 +32,8 @@ SAMPLE_BYTES = 2**25
 
 ITEMS_OF_16_COLUMNS = 250
 """Fewest items for which vectors of 16 columns are proposed: alignment needs 12 trained items per column."""
+ITEMS_OF_64_COLUMNS = 1000
+"""Fewest items for which vectors of 64 columns, the default of bpr, are proposed."""
 
 _LABEL_NAMES = re.compile(
     r"^(is_?)?(label|target|y|click|clicked|clicks|conversion|converted|purchase|purchased)$", re.I
@@ -50,7 +52,7 @@ _TIME_NAMES = re.compile(r"^(ts|time|timestamp|datetime|event_?time|created(_at)
 _DAY_NAMES = re.compile(r"^(date|day|dt|ds)$", re.I)
 _USER_NAMES = re.compile(r"^(user|uid|user_?id|member(_?id)?|customer(_?id)?|reviewer(_?id)?)$", re.I)
 _ITEM_NAMES = re.compile(
-    r"^(item|iid|item_?id|product(_?id)?|movie(_?id)?|asin|sku|ad(_?id)?|article(_?id)?|song(_?id)?"
+    r"^(item|iid|item_?id|product(_?id)?|movie(_?id)?|asin|sku|ad(_?id)?|article(_?id)?|song(_?id)?|video|track|album|book"
     r"|(video|track|album|artist|book|post|news|story|page|doc|document|listing|hotel|recipe|course|game|show|episode"
     r"|podcast|offer|property|restaurant|business|job|app|photo|pin|beer|wine)_?id)$",
     re.I,
@@ -124,7 +126,7 @@ class _Column:
 
 
 def infer(uri: str | Path, name: str | None = None) -> dict[str, Any]:
-    """Return the dataset manifest that :func:`propose` makes of a file or directory, as a dictionary.
+    """Return the dataset that :func:`propose` makes of a file or directory, as a dictionary.
 
     Raises:
         DataError: the file cannot be read, or holds nothing to learn from.
@@ -212,7 +214,8 @@ def _propose(uri: str | Path, name: str | None, items: str | Path | None) -> Pro
         raise DataError(
             "; ".join([f"shows {lacking} (columns: {', '.join(columns)})", *notes]),
             where=str(uri),
-            remedy="write the manifest by hand; examples/ has some",
+            remedy="name the columns, such as features: {user: {type: id, column: U}, item: {type: id, column: I}}, "
+            "label: {positive: every_row}; examples/ has whole datasets",
         )
     if items is not None:
         document_items, of_items = _item_table(str(items), features, columns, str(uri))
@@ -231,7 +234,7 @@ def _propose(uri: str | Path, name: str | None, items: str | Path | None) -> Pro
 
 
 def as_yaml(document: dict[str, Any], notes: Sequence[str] = ()) -> str:
-    """Return a proposed document as the YAML text of a manifest, with the notes as comments above it."""
+    """Return a proposed document as YAML, with the notes as comments above it."""
     lines = ["# Proposed from the file: check features, label and order before use."]
     lines += [f"# {line}" for note in notes for line in note.splitlines()]
     for key, value in document.items():
@@ -251,13 +254,16 @@ def job_of(proposal: Proposal) -> dict[str, Any]:
     if not {"user", "item"} <= features:
         job["model"] = {"kind": "dcnv2", "embedding_dim": 16}
         return job | {"optimizer": {"learning_rate": 0.01}, "epochs": 5, "batch_size": 256}
+    publish: dict[str, Any] = {"collection": f"{document['name'][:57]}-items", "feature": "item"}
+    if "negatives" in document["label"] and not has_items:
+        few = {"embedding_dim": _dim_of(proposal.num_items)} if proposal.num_items < ITEMS_OF_64_COLUMNS else {}
+        return job | {"model": {"kind": "bpr", **few}, "publish": publish}
     job["model"] = {"kind": "two_tower", "embedding_dim": _dim_of(proposal.num_items)} | (
         {} if has_items else {"residual": True}
     )
     # Rows of rare ids, which adam_ar learns anew in each epoch, are all that an item has without features.
     job["optimizer"] = ({} if has_items else {"kind": "adam"}) | {"learning_rate": 0.003}
     job |= {"epochs": 10, "batch_size": 256}
-    publish: dict[str, Any] = {"collection": f"{document['name'][:57]}-items", "feature": "item"}
     if has_items and len(features) == 2:
         publish["users"] = {"feature": "user"}
     return job | {"publish": publish}
@@ -265,7 +271,9 @@ def job_of(proposal: Proposal) -> dict[str, Any]:
 
 def job_as_yaml(job: dict[str, Any], dataset: dict[str, Any]) -> str:
     """Return a job as the YAML document that follows its dataset."""
-    lines = ["---", "# learning_rate and batch_size suit some ten thousand rows: millions take .001 and 2048."]
+    lines = ["---"]
+    if "batch_size" in job:
+        lines.append("# learning_rate and batch_size suit some ten thousand rows: millions take .001 and 2048.")
     rows = parse_dataset(dataset)
     inputs = parse_job(job).against(rows).model.inputs_in_words(rows)
     lines += [] if inputs is None else [f"# {inputs[:1].upper()}{inputs[1:]}."]
