@@ -385,7 +385,7 @@ def _check_files(dataset: DatasetSpec) -> None:
     try:
         registry.check_files(anywhere, dataset)
     except Problem as problem:
-        raise CommandError(problem.detail, problem.remedy) from None
+        raise CommandError(problem.detail, problem.remedy, USAGE) from None
 
 
 def _register(client: Client, dataset: DatasetSpec, file: Path) -> None:
@@ -409,6 +409,7 @@ def _register(client: Client, dataset: DatasetSpec, file: Path) -> None:
             f"{file}: the registered dataset '{dataset.name}' is a different one: it has another {', '.join(differ)}",
             f"give this one another name, or `evenkeel datasets update {file}` first; to train on the one that "
             "is registered, leave the dataset out of the file",
+            USAGE,
         )
 
 
@@ -425,7 +426,7 @@ def _naming(spec: Path) -> Iterator[None]:
             raise CommandError(f"{spec}: {error.message}", error.remedy, USAGE) from None
         message = f"{spec}: dataset.name: {unknown[0]['message']}"
         raise CommandError(
-            message, "put the dataset into the file, or register it with `evenkeel datasets add FILE.yaml`"
+            message, "put the dataset into the file, or register it with `evenkeel datasets add FILE.yaml`", USAGE
         ) from None
 
 
@@ -505,7 +506,7 @@ def main() -> None:
         sys.exit(error.code)
     except ServiceError as error:
         output.error(error.message, error.remedy)
-        sys.exit(FAILED)
+        sys.exit(USAGE if isinstance(error, ProblemError) and error.status == 422 else FAILED)
     except (ValueError, TimeoutError) as error:
         from trainer.spec.problems import InvalidFieldsError  # at the start of a command it would take too long
 

@@ -69,7 +69,7 @@ def test_submit_of_another_dataset_of_the_same_name_names_what_differs(run: Run,
     assert run("datasets", "add", str(new)).code == 0
     new.write_text(yaml.safe_dump_all([dataset | change, job], sort_keys=False))
     done = run("submit", str(new))
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (2, "")
     assert f"the registered dataset '{dataset['name']}' is a different one: it has another {field}\n" in done.err
     assert f"evenkeel datasets update {new}" in done.err
     assert run("datasets", "update", str(new)).out == f"dataset {dataset['name']} updated\n"
@@ -88,7 +88,7 @@ def test_submit_registers_nothing_for_a_job_that_does_not_fit(run: Run, new: Pat
 def test_submit_of_an_unknown_dataset_names_the_remedy(run: Run, tmp_path: Path):
     file = serving.write_spec(tmp_path / "job.yaml", serving.job() | {"dataset": {"name": "nowhere"}})
     done = run("submit", str(file))
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out) == (2, "")
     assert f"{file}: dataset.name: " in done.err
     assert "evenkeel datasets add FILE.yaml" in done.err
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 def test_schedules(run: Run, spec: Path):
     assert "next firing 20" in run("schedules", "add", "nightly", str(spec), "--cron", "0 3 * * *").out
     done = run("schedules", "add", "bad", str(spec), "--cron", "61 * * * *")
-    assert done.code == 1
+    assert done.code == 2
     assert "cron" in done.err
     lines = run("schedules", "list").lines
     assert lines[1][:3] == ["nightly", "0 3 * * *", "UTC"]
@@ -61,7 +61,7 @@ def test_a_key_that_expires(run: Run):
     assert run("keys", "revoke", made["id"]).code == 0
     for wrong, says in (("2020-01-31T18:00:00Z", "lies in the past"), ("2099-01-31T18:00:00", "zone")):
         refused = run("keys", "create", "for-a-while", "--scope", "jobs:read", "--expires-at", wrong)
-        assert refused.code == 1
+        assert refused.code == 2
         assert "expires_at" in refused.err
         assert says in refused.err
 

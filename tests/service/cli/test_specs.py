@@ -204,9 +204,9 @@ def test_validate_opens_the_files_of_a_dataset_alone(run: Run, served: Served, t
     dataset = serving.dataset(served.data, "alone")
     assert run("validate", str(serving.write_spec(tmp_path / "good.yaml", dataset))).code == 0
     done = run("validate", str(serving.write_spec(tmp_path / "gone.yaml", dataset | {"uri": "gone.parquet"})))
-    assert (done.code, "gone.parquet" in done.err) == (1, True)
+    assert (done.code, "gone.parquet" in done.err) == (2, True)
     done = run("validate", str(serving.write_spec(tmp_path / "column.yaml", dataset | {"label": {"column": "clik"}})))
-    assert done.code == 1
+    assert done.code == 2
     assert "label.column: no column 'clik'" in done.err
     assert "remedy: name a column of the file" in done.err
 

@@ -193,5 +193,5 @@ def test_fetch_of_what_is_not_there(run: Run, served: Served):
     assert done.code == 1
     assert "there is no collection 'nothing'" in done.err
     assert "'evenkeel collections' lists them" in done.err
-    assert run("fetch", "songs", "x").code == 1
+    assert run("fetch", "songs", "x").code == 2
     assert run("versions", "nothing").code == 1
