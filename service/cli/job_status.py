@@ -86,7 +86,7 @@ def compare(document: Mapping[str, Any]) -> None:
         for difference in comparison.as_json()["differences"]
     ]
     fields = ("slice", "metric", "candidate", "served", "low", "high", "popularity", "rows")
-    output.print_table(rows, output.headings(*fields, low="BETTER BY", high="AT MOST"), "")
+    output.print_table(rows, output.headings(*fields, low="BETTER BY AT LEAST", high="AT MOST"), "")
 
 
 def compared(document: Mapping[str, Any]) -> str:

@@ -73,7 +73,7 @@ class Indexes:
             nearest = self.search(reader, wanted, k, tenant, erasures=erasures)
             if nearest is None:
                 what = f"Version {reader.version} has no vector of item {query!r}"
-                raise Problem(404, "item-not-found", f"{what}: give an id of the rows that it was trained on.")
+                raise Problem(404, "item-not-found", f"{what}: it has no training row, or was erased. Give another id.")
             items = [{"id": identifier, "cosine": cosine} for identifier, cosine in nearest[0]]
             return {"version": reader.version, "exact": nearest[1], "items": items}
 
