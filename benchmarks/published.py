@@ -97,14 +97,13 @@ ROWS = {
     "ml1m_hstu_softmax": Row(
         "ml1m", {"kind": "hstu", **WHOLE_SOFTMAX}, "HSTU, positions alone .3023/.1718", trained(0.001, 128, 24, 0.2)
     ),
-    "amazon_sports_sasrec_softmax": Row(
-        "amazon_sports", {"kind": "sasrec", **WHOLE_SOFTMAX, "length": 50, "normalize": True, "temperature": 0.07},
-        "SASRec, sampled softmax .0569/.0314; HSTU .0437/.0243", trained(0.002, 512, 31, 0.5),
+    "amazon_sports_sasrec": Row(
+        "amazon_sports", {"kind": "sasrec"}, "SASRec, sampled softmax .0569/.0314; HSTU .0437/.0243"
     ),
-    "amazon_sports_sasrec": Row("amazon_sports", {"kind": "sasrec"}, "SASRec, sampled softmax .0569/.0314"),
     "amazon_beauty_sasrec": Row(
         "amazon_beauty", {"kind": "sasrec"}, "SASRec, full softmax .0533/.0327", trained(0.002, 256, 26, 0.4)
     ),
+    "amazon_beauty_sasrec_defaults": Row("amazon_beauty", {"kind": "sasrec"}, "SASRec, full softmax .0533/.0327"),
     "amazon_beauty_sasrec_adam_ar": Row(
         "amazon_beauty", {"kind": "sasrec"}, "Adam: amazon_beauty_sasrec",
         trained(0.002, 256, 26, 0.4) | {"optimizer": {"kind": "adam_ar", "learning_rate": 0.002}},
