@@ -37,11 +37,17 @@ def test_a_job_that_was_written_again_is_the_same(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WITH_DEFAULTS)
-def test_a_job_that_names_a_loss_gets_none_of_them(kind: str) -> None:
-    job = job_of(kind, {"loss": "bce"})
+def test_a_job_that_names_a_loss_gets_only_optimizers_and_only_of_sequences(kind: str) -> None:
+    job, defaults = job_of(kind, {"loss": "bce"}), MODELS[kind].job_defaults
+    found = job.optimizer.kind, job.optimizer.learning_rate, job.dense_optimizer.learning_rate
+    if job.model.reads_sequences:
+        assert found == ("adam", *(defaults[name]["learning_rate"] for name in ("optimizer", "dense_optimizer")))
+    else:
+        assert found == ("adam_ar", 0.001, 0.001)
     assert (job.epochs, job.regularizers.early_stopping, job.model.normalize) == (1, None, False)
     stored = parse_job({"name": "j", "dataset": {"name": "log"}, "model": {"kind": kind}}, stored=True)
     assert (stored.model, stored.epochs, stored.regularizers) == (job.model, 1, job.regularizers)
+    assert stored.optimizer.kind == "adam_ar"
 
 
 def test_what_a_job_gives_stands() -> None:

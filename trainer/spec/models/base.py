@@ -125,6 +125,8 @@ class ModelSpec(Spec):
     """Reason why scores change if vectors get columns of zeros; None: scores do not change."""
     job_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings of a job that names no ``model.loss``, for the fields that it leaves out (:func:`with_defaults`)."""
+    defaults_of_any_loss: ClassVar[tuple[str, ...]] = ()
+    """Fields of ``job_defaults`` that a job takes even if it names a loss."""
     has_context: ClassVar[bool] = False
     """True if items are trained against other parameters than item vectors, such as users' rows."""
 
@@ -315,18 +317,22 @@ def kinds_that(trait: str) -> list[str]:
 
 
 def with_defaults(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a job's document with the ``job_defaults`` of its kind of model, if it names no ``model.loss``.
+    """Return a job's document with the ``job_defaults`` of its kind of model.
 
-    What the document gives stands. A part with a ``kind`` of its own, such as an optimizer, gets no default of another
-    kind. Jobs over a stream or in one pass get none at all: the defaults take several epochs.
+    With a ``model.loss`` only ``defaults_of_any_loss`` are filled in. What the document gives stands. A part with a
+    ``kind`` of its own, such as an optimizer, gets no default of another kind. Jobs over a stream or in one pass get
+    none at all: the defaults take several epochs.
     """
     model, dataset = document.get("model"), document.get("dataset")
-    if not isinstance(model, Mapping) or "loss" in model:
+    if not isinstance(model, Mapping):
         return document
     if isinstance(dataset, Mapping) and (dataset.get("one_pass") or dataset.get("follow")):
         return document
     kind = ModelSpec.registry.get(str(model.get("kind")))
-    return document if kind is None else filled_in(document, kind.job_defaults)
+    if kind is None:
+        return document
+    names = kind.defaults_of_any_loss if "loss" in model else kind.job_defaults
+    return filled_in(document, {name: kind.job_defaults[name] for name in names})
 
 
 def filled_in(document: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
