@@ -85,6 +85,10 @@ def test_the_page_of_models_has_them(column: int, kind: str) -> None:
     assert f"patience {defaults['regularizers']['early_stopping']['patience']}" in cells["`epochs`"]
     assert cells["`batch_size`, `dropout`"].strip().startswith(f"{defaults['batch_size']:,} ")
     assert short(defaults["regularizers"].get("dropout", 0)) in cells["`batch_size`, `dropout`"]
+    if kind == "sasrec":
+        hstu = MODELS["hstu"].job_defaults
+        assert f"hstu {short(hstu['optimizer']['learning_rate'])}" in cells["Adam, dense moments"]
+        assert f"hstu {short(hstu['regularizers']['dropout'])}" in cells["`batch_size`, `dropout`"]
 
 
 def log_of(**changes: Any) -> Any:

@@ -181,9 +181,9 @@ class AttentionSpec(PieceSpec):
             "normalize": True,
             "temperature": 0.07,
         },
-        "optimizer": {"kind": "adam", "learning_rate": 0.002, "moments": "dense"},
-        "dense_optimizer": {"kind": "adam", "learning_rate": 0.002},
-        "regularizers": {"dropout": 0.4, "early_stopping": {"patience": 5}},
+        "optimizer": {"kind": "adam", "learning_rate": 0.001, "moments": "dense"},
+        "dense_optimizer": {"kind": "adam", "learning_rate": 0.001},
+        "regularizers": {"dropout": 0.3, "early_stopping": {"patience": 5}},
         "epochs": 60,
         "batch_size": 128,
         "evaluation": {"split": {"kind": "per_user_last"}},
@@ -210,6 +210,13 @@ class SASRecSpec(AttentionSpec):
     """Self-attention over a user's last items (Kang and McAuley, ICDM 2018): ``blocks`` blocks with ``heads`` heads."""
 
     kind: Literal["sasrec"]
+
+    job_defaults = {
+        **AttentionSpec.job_defaults,
+        "optimizer": {"kind": "adam", "learning_rate": 0.002, "moments": "dense"},
+        "dense_optimizer": {"kind": "adam", "learning_rate": 0.002},
+        "regularizers": {"dropout": 0.4, "early_stopping": {"patience": 5}},
+    }
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
         dim = self.embedding_dim
