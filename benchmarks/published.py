@@ -100,6 +100,7 @@ ROWS = {
     "amazon_sports_sasrec": Row(
         "amazon_sports", {"kind": "sasrec"}, "SASRec, sampled softmax .0569/.0314; HSTU .0437/.0243"
     ),
+    "amazon_sports_hstu": Row("amazon_sports", {"kind": "hstu"}, "HSTU .0437/.0243"),
     "amazon_beauty_sasrec": Row(
         "amazon_beauty", {"kind": "sasrec"}, "SASRec, full softmax .0533/.0327", trained(0.002, 256, 26, 0.4)
     ),

@@ -32,6 +32,7 @@ from trainer.runs.events import phase
 from trainer.runs.failures import Cancelled, NonFiniteError
 from trainer.runs.starvation import Starvation
 from trainer.spec import JobSpec
+from trainer.spec.losses import LOSSES, loss_of
 from trainer.spec.optimizer import schedule_of
 from trainer.spec.regularizers import EarlyStopping
 from trainer.training.dense_parameters import clip, non_finite_parameters
@@ -372,7 +373,8 @@ class Trainer:
         """Emit a note if a constant has a lower log loss on validation rows than the model after ``epoch``."""
         share = self.data.num_positives["validation"] / max(self.data.num_examples["validation"], 1)
         values = [row.get("logloss") for row in self.history if row["epoch"] == epoch and row["split"] == "validation"]
-        if self.job.output_calibration == "none" and values and (values[-1] or 0.0) > entropy(share):
+        is_probability = LOSSES[loss_of(self.job)].is_logit and self.job.output_calibration == "none"
+        if is_probability and values and (values[-1] or 0.0) > entropy(share):
             self._tell(
                 "info",
                 message=f"the probabilities are poor: validation log loss is {values[-1]:.4f} after epoch {epoch}, and "

@@ -448,6 +448,18 @@ def test_bpr_and_dnn_train_through_the_same_loop(make_run, small):
         assert trainer.history[-1]["auc"] > 0.5, kind
 
 
+def test_scores_that_are_no_probabilities_are_not_told_of(make_run, small):
+    model = {"kind": "bpr", "loss": "bpr", "embedding_dim": 4, "init": {"kind": "normal", "std": 2.0}}
+    metrics = {"split": {"kind": "random"}, "metrics": ["auc", "logloss"]}
+    run = make_run("pairs", model=model, optimizer=WILD["optimizer"], sse={}, epochs=1, evaluation=metrics)
+    told = []
+    hooks = Hooks(lambda kind, **fields: told.append(str(fields.get("message"))))
+    trainer = trainer_of(run.job, prepare(run.dataset, run.job, run.data), hooks=hooks)
+    trainer.train()
+    assert trainer.history[-1]["logloss"] > math.log(2)
+    assert [message for message in told if "probabilities" in message] == []
+
+
 def test_bpr_from_zero_is_refused(make_run):
     with pytest.raises(ValueError, match="hash or normal"):
         make_run(model={"kind": "bpr", "loss": "bpr", "embedding_dim": 4, "init": {"kind": "zero"}})
