@@ -53,18 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         dataset, job = read_spec(options.spec, options.changes)
-        return _train(dataset, job, options)
+        code, directory = _train(dataset, job, options.run_dir, options.store, options.init)
     except (ValueError, OSError, RunBusyError) as error:
         print(error, file=sys.stderr)
         return 1
-
-
-def _train(dataset: DatasetSpec, job: JobSpec, options: argparse.Namespace) -> int:
-    """Run the job, and return the exit code: HELD if the gate held its version."""
-    from trainer.launch.on_host import default_directory
-
-    directory = options.run_dir or default_directory(job.name)
-    code = train(dataset, job, run_dir=directory, store=options.store, init=options.init)
     told = [event.fields for event in read_events(directory) if event.fields["type"] == "publication"]
     return HELD if code == 0 and told and told[-1]["status"] == "held" else code
 
@@ -94,6 +86,13 @@ def train(
         StoreError: the store cannot be read.
         OSError: the run directory cannot be written.
     """
+    return _train(dataset, job, run_dir, store, init)[0]
+
+
+def _train(
+    dataset: DatasetSpec, job: JobSpec, run_dir: Path | None, store: str | None, init: Path | None
+) -> tuple[int, Path]:
+    """Run the job as :func:`train` does, and return its exit code and the folder of its files."""
     from trainer.distributed.light_imports import import_torchrec
     from trainer.launch.driver import check_free, execute
 
@@ -145,7 +144,7 @@ def train(
     )
     print(f"run directory: {directory}", flush=True)
     with _following(sinks, job, store_url):
-        return execute(read_run(directory), start_ranks)
+        return execute(read_run(directory), start_ranks), directory
 
 
 def _sinks_of(job: JobSpec) -> list[ConfiguredSink]:
