@@ -183,7 +183,7 @@ class AttentionSpec(PieceSpec):
         },
         "optimizer": {"kind": "adam", "learning_rate": 0.001, "moments": "dense"},
         "dense_optimizer": {"kind": "adam", "learning_rate": 0.001},
-        "regularizers": {"dropout": 0.3, "early_stopping": {"patience": 5}},
+        "regularizers": {"dropout": 0.3, "early_stopping": {"patience": 10}},
         "epochs": 60,
         "batch_size": 128,
         "evaluation": {"split": {"kind": "per_user_last"}},
@@ -215,7 +215,7 @@ class SASRecSpec(AttentionSpec):
         **AttentionSpec.job_defaults,
         "optimizer": {"kind": "adam", "learning_rate": 0.002, "moments": "dense"},
         "dense_optimizer": {"kind": "adam", "learning_rate": 0.002},
-        "regularizers": {"dropout": 0.4, "early_stopping": {"patience": 5}},
+        "regularizers": {"dropout": 0.4, "early_stopping": {"patience": 10}},
     }
 
     def size(self, num_features: int, *, num_dense: int = 0, num_lists: int = 0, list_ids: float = 0.0) -> ModelSize:
